@@ -1,0 +1,33 @@
+"""The only ctypes of the project: the C library as Python objects and functions."""
+
+from __future__ import annotations
+
+from edgellm._native.calls import (
+    KernelInfo,
+    ModelInfo,
+    NativeModel,
+    NativeSession,
+    Sampling,
+    SessionInfo,
+    kernels,
+    probe_read,
+    quantize,
+    sample,
+    tensor_bytes,
+)
+from edgellm._native.library import version
+
+__all__ = [
+    "KernelInfo",
+    "ModelInfo",
+    "NativeModel",
+    "NativeSession",
+    "Sampling",
+    "SessionInfo",
+    "kernels",
+    "probe_read",
+    "quantize",
+    "sample",
+    "tensor_bytes",
+    "version",
+]
