@@ -1,0 +1,89 @@
+"""Fixtures that every test may ask for."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tiny_models import ARCHITECTURES, write_tiny_model
+
+ROOT = Path(__file__).parents[1]
+_REPORTED: list[str] = []
+
+
+@pytest.fixture(scope="session")
+def report() -> Callable[[str], None]:
+    """Prints a measured figure at the end of the run; figures are reported, never asserted."""
+    return _REPORTED.append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _REPORTED:
+        terminalreporter.section("figures")
+        for line in _REPORTED:
+            terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def native_tool() -> Callable[[str], Path]:
+    """Path of a program that `make test-c` built from native/tests/<name>.c."""
+
+    def find(name: str) -> Path:
+        path = ROOT / "build/native" / name
+        if not path.exists():
+            pytest.skip(f"build/native/{name} is not built: run make test-c")
+        return path
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def tiny_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Hugging Face folder of the tiny random model of an architecture (tiny_models.ARCHITECTURES)."""
+
+    @functools.cache
+    def make(architecture: str) -> Path:
+        return write_tiny_model(tmp_path_factory.mktemp("hf") / architecture, architecture)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_edge_of(
+    tiny_hf: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """The exported .edge file of the tiny model of an architecture."""
+    from edgellm.exporters.export import ExportOptions, export_model
+
+    @functools.cache
+    def make(architecture: str) -> Path:
+        output = tmp_path_factory.mktemp("edge") / f"{architecture}.edge"
+        export_model(tiny_hf(architecture), output, ExportOptions())
+        return output
+
+    return make
+
+
+@pytest.fixture(scope="session", params=ARCHITECTURES)
+def tiny_edge(request: pytest.FixtureRequest, tiny_edge_of: Callable[[str], Path]) -> Path:
+    """One tiny .edge file per architecture."""
+    return tiny_edge_of(request.param)
+
+
+@pytest.fixture(scope="session")
+def smollm2_edge() -> Path:
+    """The real SmolLM2-135M-Instruct, pulled once into the model store."""
+    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
+    path = data / "edgellm/models/smollm2.edge"
+    if not path.exists():
+        pull = subprocess.run(
+            [sys.executable, "-m", "edgellm", "pull", "smollm2"], capture_output=True, text=True
+        )
+        if pull.returncode != 0:
+            pytest.skip(f"SmolLM2 is not pulled and cannot be: {pull.stderr.strip()[-200:]}")
+    return path
