@@ -44,7 +44,7 @@ def native_tool() -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def tiny_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Hugging Face folder of the tiny random model of an architecture (tiny_models.ARCHITECTURES)."""
+    """Hugging Face folder of the tiny random model of one of tiny_models.ARCHITECTURES."""
 
     @functools.cache
     def make(architecture: str) -> Path:

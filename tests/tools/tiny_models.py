@@ -30,8 +30,8 @@ _TRAINING_TEXT = (
     "Wer reitet so spät durch Nacht und Wind? L'été, où êtes-vous ? 你好，世界 🙂",
 )
 
-# hidden_size is not a multiple of 256 and ffn_size not of 16, so that the padding of superblocks and
-# panels is met; head_dim is not hidden/heads.
+# hidden_size is not a multiple of 256 and ffn_size not of 16, so that the padding of superblocks
+# and panels is met; head_dim is not hidden/heads.
 _SIZES: dict[str, Any] = {
     "hidden_size": 288,
     "intermediate_size": 328,

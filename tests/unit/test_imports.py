@@ -14,7 +14,16 @@ import pytest
 
 import edgellm
 
-HEAVY = {"torch", "transformers", "onnx", "onnxruntime", "llvmlite", "jinja2", "gguf", "safetensors"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxruntime",
+    "llvmlite",
+    "jinja2",
+    "gguf",
+    "safetensors",
+}
 
 
 def modules_after(statement: str) -> set[str]:
