@@ -21,7 +21,6 @@ KNOWN_INCOMPATIBLE = 0
 
 MAX_SECTIONS = 1024
 MAX_TENSORS = 65_536
-MAX_LAYERS = 512
 MAX_DIM = 2**31 - 1
 MAX_META_BYTES = 1 << 20
 MAX_TOKENIZER_BYTES = 64 << 20
@@ -30,7 +29,23 @@ MAX_GENERATION_CONFIG_BYTES = 64 << 10
 MAX_TEST_VECTORS_BYTES = 1 << 20
 MAX_WEIGHTS_BYTES = 1 << 42
 
+MAX_JSON_DEPTH = 32
+MAX_JSON_DIGITS = 17
+
+MAX_LAYERS = 512
+MAX_HIDDEN_SIZE = 1 << 20
+MAX_HEADS = 4096
+MAX_HEAD_DIM = 1024
+MAX_FFN_SIZE = 1 << 22
+MAX_VOCAB_SIZE = 1 << 24
+MAX_CONTEXT = 1 << 24
+MAX_ROPES = 16
+HEAD_DIM_MULTIPLE = 16
+MAX_ARCHITECTURE_BYTES = 31
+
 TENSOR_ALIGN = 4096
+MIN_ALIGN_LOG2 = 3
+MAX_ALIGN_LOG2 = 16
 WEIGHTS_ALIGN_LOG2 = 16
 TEXT_ALIGN_LOG2 = 3
 
@@ -54,6 +69,17 @@ class SectionType(enum.IntEnum):
 
 FLAG_MUST_UNDERSTAND = 1
 
+# bytes a section of this type may have; a type that is not here may have MAX_WEIGHTS_BYTES
+SECTION_LIMITS = {
+    SectionType.META: MAX_META_BYTES,
+    SectionType.TOKENIZER: MAX_TOKENIZER_BYTES,
+    SectionType.CHAT_TEMPLATE: MAX_CHAT_TEMPLATE_BYTES,
+    SectionType.GENERATION_CONFIG: MAX_GENERATION_CONFIG_BYTES,
+    SectionType.TEST_VECTORS: MAX_TEST_VECTORS_BYTES,
+    SectionType.TENSOR_INDEX: MAX_TENSORS * TENSOR_ENTRY_BYTES,
+    SectionType.WEIGHTS: MAX_WEIGHTS_BYTES,
+}
+
 # magic, major, minor, superblock size, file size, incompat, compat, table offset, number of
 # sections, entry size, zero, model id; CRC-32C of these 0x60 bytes follows
 SUPERBLOCK = struct.Struct("<8sHHIQQQQIIQ32s")
@@ -75,6 +101,17 @@ class Section:
     crc32c: int
     sha256: bytes
     flags: int = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether this edgellm knows its type."""
+        return self.type in SectionType.__members__.values()
+
+    @property
+    def label(self) -> str:
+        """How messages name it: `META`, `WEIGHTS layers.3`, `type 99`."""
+        name = SectionType(self.type).name if self.is_known else f"type {self.type}"
+        return f"{name} {self.tag}".rstrip()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

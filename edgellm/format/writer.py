@@ -1,0 +1,420 @@
+"""The one writer of `.edge` files.
+
+The file is complete under its name or it is not there: everything is written to a temporary beside
+the target, which is renamed over it at the very end. WEIGHTS sections come first and text sections
+behind them, so that what is only known once the weights are written (test vectors, the quantiser's
+report in META) can still be added.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import mmap
+import os
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.errors import EdgeLLMError, FormatError
+from edgellm.format import spec
+from edgellm.format.crc32c import crc32c
+from edgellm.format.meta import check_meta, check_test_vectors, parse_json
+from edgellm.format.spec import SectionType, Tensor
+from edgellm.types import TensorFormat, round_up
+
+__all__ = ["EdgeWriter"]
+
+_TAG = re.compile(r"[a-z0-9_.]{1,32}")
+_TENSOR_NAME = re.compile(r"[!-~]{1,64}")
+_WEIGHTS_ALIGN = 1 << spec.WEIGHTS_ALIGN_LOG2
+_TEXT_ALIGN = 1 << spec.TEXT_ALIGN_LOG2
+
+
+class EdgeWriter:
+    """Writes one `.edge` file, streaming.
+
+    Declare all tensors, `allocate`, write every tensor's bytes from any number of threads, add the
+    text sections at any time, `finish`. Leaving the `with` block without `finish` removes the
+    temporary and leaves an older file of that name as it was. The bytes depend on what was
+    declared and written only, not on the order of writing.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Prepares to write `path`; nothing is touched before `allocate`."""
+        self.path = Path(os.path.realpath(path))
+        self._weights: dict[str, list[Tensor]] = {}
+        self._tensors: dict[str, Tensor] = {}
+        self._written: dict[str, int] = {}
+        self._texts: dict[tuple[SectionType, str], bytes] = {}
+        self._lock = threading.Lock()
+        self._file = -1
+        self._temporary: Path | None = None
+        self._starts: list[int] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._discard()
+
+    def add_tensor(
+        self, name: str, tensor_format: TensorFormat, rows: int, cols: int, *, section: str
+    ) -> None:
+        """Declares a tensor; tensors of a section lie in the order in which they are declared.
+
+        Args:
+            name: printable ASCII without spaces, at most 64 bytes, unique.
+            tensor_format: how its numbers are stored.
+            rows: rows, 1..2^31 - 1.
+            cols: columns, 1..2^31 - 1.
+            section: tag of its WEIGHTS section: `globals`, `layers.0`...
+
+        Raises:
+            ValueError: one of these is not so, or `allocate` was already called.
+        """
+        if self._file >= 0:
+            raise ValueError(f"tensor {name}: declare it before allocate()")
+        if name in self._tensors or not _TENSOR_NAME.fullmatch(name):
+            raise ValueError(f"tensor {name!r}: the name is taken or not a name")
+        if not _TAG.fullmatch(section):
+            raise ValueError(f"tensor {name}: section {section!r} is not a tag")
+        if not (0 < rows <= spec.MAX_DIM and 0 < cols <= spec.MAX_DIM):
+            raise ValueError(f"tensor {name}: ({rows}, {cols}) is not a shape")
+        siblings = self._weights.setdefault(section, [])
+        offset = 0
+        if siblings:
+            offset = round_up(siblings[-1].offset + siblings[-1].size, spec.TENSOR_ALIGN)
+        tensor = Tensor(
+            name=name,
+            format=TensorFormat(tensor_format),
+            section=list(self._weights).index(section),
+            rows=rows,
+            cols=cols,
+            offset=offset,
+            size=spec.tensor_bytes(tensor_format, rows, cols),
+        )
+        if offset + tensor.size > spec.MAX_WEIGHTS_BYTES or len(self._tensors) == spec.MAX_TENSORS:
+            raise ValueError(f"tensor {name}: more than a .edge file can hold")
+        siblings.append(tensor)
+        self._tensors[name] = tensor
+
+    def add_section(self, section: SectionType, data: bytes, tag: str = "") -> None:
+        """Adds a text section, at any time before `finish`.
+
+        Args:
+            section: META, TOKENIZER, CHAT_TEMPLATE, GENERATION_CONFIG or TEST_VECTORS.
+            data: its content, verbatim; META and TEST_VECTORS come from `canonical_json`.
+            tag: the name of a chat template (`default`); empty for the others.
+
+        Raises:
+            ValueError: another section, or one that is there already, or a wrong tag.
+            FormatError: the content is empty, too large, not UTF-8 or not what the section holds.
+        """
+        if section in (SectionType.WEIGHTS, SectionType.TENSOR_INDEX):
+            raise ValueError(f"{section.name} is written from the tensors")
+        if (section, tag) in self._texts:
+            raise ValueError(f"section {section.name} {tag} is there already")
+        if bool(tag) != (section == SectionType.CHAT_TEMPLATE):
+            raise ValueError(f"section {section.name} with tag {tag!r}")
+        if tag and not _TAG.fullmatch(tag):
+            raise ValueError(f"{tag!r} is not a tag")
+        if not 0 < len(data) <= spec.SECTION_LIMITS[section]:
+            raise FormatError(
+                f"{section.name} has {len(data)} bytes, not 1..{spec.SECTION_LIMITS[section]}"
+            )
+        if section == SectionType.META:
+            check_meta(parse_json(data, "META"))
+        elif section == SectionType.TEST_VECTORS:
+            check_test_vectors(parse_json(data, "TEST_VECTORS"), spec.MAX_VOCAB_SIZE)
+        else:
+            _check_utf8(data, section.name)
+        self._texts[section, tag] = bytes(data)
+
+    def allocate(self, *, late_sections: int = 2, late_bytes: int = 2 << 20) -> int:
+        """Makes the temporary and reserves the whole file, so that a full disk is known now.
+
+        Args:
+            late_sections: how many sections will be added afterwards.
+            late_bytes: how many bytes those may have.
+
+        Returns:
+            The bytes reserved: the size of the file, if the late sections are as large as said.
+
+        Raises:
+            ValueError: called twice, or no tensor was declared.
+            EdgeLLMError: the folder cannot be written or the file does not fit.
+        """
+        if self._file >= 0 or not self._tensors:
+            raise ValueError("allocate() comes once, after the tensors")
+        num_sections = len(self._weights) + 1 + len(self._texts) + late_sections
+        self._starts, end = self._place_weights(num_sections)
+        end += len(self._tensors) * spec.TENSOR_ENTRY_BYTES
+        end += sum(len(data) + _TEXT_ALIGN for data in self._texts.values())
+        end += late_bytes + late_sections * _TEXT_ALIGN
+        with self._writing():
+            remove_stale(self.path)
+            self._file, self._temporary = _create_temporary(self.path)
+            try:
+                _reserve(self._file, end)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                    raise
+                folder = self.path.parent
+                free = shutil.disk_usage(folder).free
+                raise EdgeLLMError(
+                    f"{self.path.name} needs {end / 1e6:.1f} MB, but {folder} has "
+                    f"{free / 1e6:.1f} MB free or a limit ({error.strerror}): make room or choose "
+                    "another folder"
+                ) from None
+        return end
+
+    def write_tensor(
+        self, name: str, data: bytes | memoryview | npt.NDArray[Any], *, offset: int = 0
+    ) -> None:
+        """Writes bytes of a tensor; may be called from several threads, in any order.
+
+        Args:
+            name: a declared tensor.
+            data: contiguous bytes, or an array whose bytes they are.
+            offset: where in the tensor they go, bytes.
+
+        Raises:
+            ValueError: they do not lie within the tensor, or `allocate` was not called.
+            EdgeLLMError: the operating system refused to write.
+        """
+        tensor = self._tensors[name]
+        view = memoryview(data).cast("B")
+        if self._file < 0:
+            raise ValueError("write_tensor() comes after allocate()")
+        if offset < 0 or offset + view.nbytes > tensor.size:
+            raise ValueError(
+                f"tensor {name}: bytes {offset}..{offset + view.nbytes} of {tensor.size}"
+            )
+        start = self._starts[tensor.section] + tensor.offset + offset
+        with self._writing():
+            _write_at(self._file, view, start)
+        with self._lock:
+            self._written[name] = self._written.get(name, 0) + view.nbytes
+
+    def finish(self) -> str:
+        """Completes the file and moves it to its name.
+
+        Returns:
+            The model id, 64 hexadecimal digits.
+
+        Raises:
+            ValueError: a required section or bytes of a tensor are missing.
+            EdgeLLMError: the operating system refused to write.
+        """
+        self._check_complete()
+        with self._writing():
+            table = self._write_sections()
+            model_id = hashlib.sha256(table).digest()
+            _write_at(self._file, memoryview(table), spec.SUPERBLOCK_BYTES)
+            size = os.fstat(self._file).st_size
+            _write_at(self._file, memoryview(_superblock(size, len(table), model_id)), 0)
+            os.fsync(self._file)
+            if self._temporary is not None:
+                os.replace(self._temporary, self.path)
+                self._temporary = None
+            self._discard()
+            _sync_folder(self.path.parent)
+        return model_id.hex()
+
+    def _check_complete(self) -> None:
+        for name, tensor in self._tensors.items():
+            if self._written.get(name, 0) != tensor.size:
+                written = self._written.get(name, 0)
+                raise ValueError(f"tensor {name}: {written} of {tensor.size} bytes written")
+        for required in (SectionType.META, SectionType.TOKENIZER, SectionType.TEST_VECTORS):
+            if (required, "") not in self._texts:
+                raise ValueError(f"section {required.name} is missing")
+        if "globals" not in self._weights:
+            raise ValueError("section WEIGHTS globals is missing")
+        num_sections = len(self._weights) + 1 + len(self._texts)
+        if num_sections > spec.MAX_SECTIONS:
+            raise ValueError(f"{num_sections} sections, more than {spec.MAX_SECTIONS}")
+        if self._place_weights(num_sections)[0] != self._starts:
+            raise ValueError(f"{num_sections} sections: not the number allocate() was told")
+
+    def _write_sections(self) -> bytes:
+        """Writes index and text sections, cuts the file to size and returns the section table."""
+        planned: list[tuple[SectionType, str, int, int]] = []
+        end = 0
+        for (tag, tensors), start in zip(self._weights.items(), self._starts, strict=True):
+            end = start + tensors[-1].offset + tensors[-1].size
+            planned.append((SectionType.WEIGHTS, tag, start, end - start))
+        texts = {(SectionType.TENSOR_INDEX, ""): self._index(), **self._texts}
+        order = sorted(texts, key=lambda key: (key[0] != SectionType.TENSOR_INDEX, key))
+        for section, tag in order:
+            data = texts[section, tag]
+            start = round_up(end, _TEXT_ALIGN)
+            _write_at(self._file, memoryview(data), start)
+            planned.append((section, tag, start, len(data)))
+            end = start + len(data)
+        os.ftruncate(self._file, end)
+        whole = np.frombuffer(mmap.mmap(self._file, end, access=mmap.ACCESS_READ), np.uint8)
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            pieces = [whole[start : start + size] for _, _, start, size in planned]
+            checksums = list(pool.map(crc32c, pieces))
+            hashes = list(pool.map(_sha256, pieces))
+        return b"".join(
+            spec.SECTION_ENTRY.pack(
+                section,
+                0,
+                start,
+                size,
+                _align_log2(section),
+                checksum,
+                digest,
+                tag.encode(),
+                b"",
+            )
+            for (section, tag, start, size), checksum, digest in zip(
+                planned, checksums, hashes, strict=True
+            )
+        )
+
+    def _index(self) -> bytes:
+        return b"".join(
+            spec.TENSOR_ENTRY.pack(
+                tensor.name.encode(),
+                tensor.format,
+                tensor.section,
+                tensor.rows,
+                tensor.cols,
+                tensor.offset,
+                tensor.size,
+                b"",
+            )
+            for _, tensor in sorted(self._tensors.items())
+        )
+
+    def _place_weights(self, num_sections: int) -> tuple[list[int], int]:
+        """Starts of the WEIGHTS sections and the end of the last."""
+        starts = []
+        end = spec.SUPERBLOCK_BYTES + num_sections * spec.SECTION_ENTRY_BYTES
+        for tensors in self._weights.values():
+            starts.append(round_up(end, _WEIGHTS_ALIGN))
+            end = starts[-1] + tensors[-1].offset + tensors[-1].size
+        return starts, end
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise EdgeLLMError(f"cannot write {self.path}: {reason}") from error
+
+    def _discard(self) -> None:
+        if self._temporary is not None:
+            self._temporary.unlink(missing_ok=True)
+            self._temporary = None
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def remove_stale(path: Path) -> None:
+    """Removes temporaries of `path` whose writer was killed: nobody holds their lock."""
+    pattern = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.tmp")
+    for entry in list(os.scandir(path.parent)):
+        if not pattern.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+            continue
+        with contextlib.suppress(OSError):  # in use, or gone: then it is not ours to remove
+            file = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(entry.path)
+            finally:
+                os.close(file)
+
+
+def _create_temporary(path: Path) -> tuple[int, Path]:
+    """A new, locked file beside `path`; again if remove_stale of another process was faster."""
+    if not path.parent.is_dir():
+        raise EdgeLLMError(f"cannot write {path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise EdgeLLMError(f"cannot write {path}: it is a folder; name a file")
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(temporary, flags, 0o666)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file).st_nlink:
+            return file, temporary
+        os.close(file)
+
+
+def _reserve(file: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:  # macOS
+        os.ftruncate(file, size)
+
+
+def _write_at(file: int, data: memoryview, offset: int) -> None:
+    while data.nbytes:
+        count = os.pwrite(file, data, offset)
+        data = data[count:]
+        offset += count
+
+
+def _superblock(file_size: int, table_bytes: int, model_id: bytes) -> bytes:
+    head = spec.SUPERBLOCK.pack(
+        spec.MAGIC,
+        spec.MAJOR,
+        spec.MINOR,
+        spec.SUPERBLOCK_BYTES,
+        file_size,
+        0,
+        0,
+        spec.SUPERBLOCK_BYTES,
+        table_bytes // spec.SECTION_ENTRY_BYTES,
+        spec.SECTION_ENTRY_BYTES,
+        0,
+        model_id,
+    )
+    return head + crc32c(head).to_bytes(4, "little")
+
+
+def _align_log2(section: SectionType) -> int:
+    is_weights = section == SectionType.WEIGHTS
+    return spec.WEIGHTS_ALIGN_LOG2 if is_weights else spec.TEXT_ALIGN_LOG2
+
+
+def _sha256(data: npt.NDArray[np.uint8]) -> bytes:
+    return hashlib.sha256(memoryview(data)).digest()
+
+
+def _check_utf8(data: bytes, where: str) -> None:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{where} is not UTF-8 at byte {error.start}") from None
+
+
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
