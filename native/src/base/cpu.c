@@ -1,0 +1,191 @@
+#include "base/cpu.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <immintrin.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+static const char* const isa_names[ELM_NUM_ISAS] = {"ref", "avx2", "avx512vnni", "neon",
+                                                    "neon_dotprod"};
+
+const char* elm_isa_name(elm_isa isa) {
+  return (unsigned)isa < ELM_NUM_ISAS ? isa_names[isa] : NULL;
+}
+
+bool elm_isa_from_name(const char* name, elm_isa* isa) {
+  for (int i = 0; i < ELM_NUM_ISAS; ++i) {
+    if (strcmp(name, isa_names[i]) == 0) {
+      *isa = (elm_isa)i;
+      return true;
+    }
+  }
+  return false;
+}
+
+#define BIT(isa) (UINT32_C(1) << (isa))
+
+uint32_t elm_isa_implied(elm_isa isa) {
+  switch (isa) {
+    case ELM_ISA_AVX2:
+      return BIT(ELM_ISA_REF) | BIT(ELM_ISA_AVX2);
+    case ELM_ISA_AVX512VNNI:
+      return BIT(ELM_ISA_REF) | BIT(ELM_ISA_AVX2) | BIT(ELM_ISA_AVX512VNNI);
+    case ELM_ISA_NEON:
+      return BIT(ELM_ISA_REF) | BIT(ELM_ISA_NEON);
+    case ELM_ISA_NEON_DOTPROD:
+      return BIT(ELM_ISA_REF) | BIT(ELM_ISA_NEON) | BIT(ELM_ISA_NEON_DOTPROD);
+    default:
+      return BIT(ELM_ISA_REF);
+  }
+}
+
+#if defined(__x86_64__)
+
+static uint64_t read_xcr0(void) {
+  uint32_t low, high;
+  __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  return (uint64_t)high << 32 | low;
+}
+
+uint32_t elm_cpu_isas(void) {
+  uint32_t isas = BIT(ELM_ISA_REF);
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d)) {
+    return isas;
+  }
+  const bool has_osxsave = (c & (1u << 27)) != 0;
+  const bool has_avx_fma_f16c = (c & (1u << 28)) && (c & (1u << 12)) && (c & (1u << 29));
+  if (!has_osxsave || !has_avx_fma_f16c) {
+    return isas;
+  }
+  const uint64_t xcr0 = read_xcr0();
+  if ((xcr0 & 0x6) != 0x6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & (1u << 5))) {
+    return isas;
+  }
+  isas |= BIT(ELM_ISA_AVX2);
+  const unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+  if ((xcr0 & 0xE6) == 0xE6 && (b & avx512) == avx512 && (c & (1u << 11))) {
+    isas |= BIT(ELM_ISA_AVX512VNNI);
+  }
+  return isas;
+}
+
+uint64_t elm_fpu_enter(void) {
+  const uint64_t state = _mm_getcsr();
+  _mm_setcsr(0x1F80); /* all exceptions masked, round to nearest, no flush to zero */
+  return state;
+}
+
+void elm_fpu_restore(uint64_t state) { _mm_setcsr((unsigned)state); }
+
+#elif defined(__aarch64__)
+
+uint32_t elm_cpu_isas(void) {
+  uint32_t isas = BIT(ELM_ISA_REF) | BIT(ELM_ISA_NEON);
+#if defined(__linux__)
+  if (getauxval(AT_HWCAP) & (1UL << 20)) { /* HWCAP_ASIMDDP */
+    isas |= BIT(ELM_ISA_NEON_DOTPROD);
+  }
+#elif defined(__APPLE__)
+  isas |= BIT(ELM_ISA_NEON_DOTPROD);
+#endif
+  return isas;
+}
+
+uint64_t elm_fpu_enter(void) {
+  uint64_t state;
+  __asm__ volatile("mrs %0, fpcr" : "=r"(state));
+  __asm__ volatile("msr fpcr, %0" : : "r"(UINT64_C(0)));
+  return state;
+}
+
+void elm_fpu_restore(uint64_t state) { __asm__ volatile("msr fpcr, %0" : : "r"(state)); }
+
+#else
+
+uint32_t elm_cpu_isas(void) { return BIT(ELM_ISA_REF); }
+uint64_t elm_fpu_enter(void) { return 0; }
+void elm_fpu_restore(uint64_t state) { (void)state; }
+
+#endif
+
+const char* elm_isa_missing(elm_isa isa) {
+  if (elm_cpu_isas() & BIT(isa)) {
+    return "";
+  }
+#if defined(__x86_64__)
+  const bool is_foreign = isa == ELM_ISA_NEON || isa == ELM_ISA_NEON_DOTPROD;
+#elif defined(__aarch64__)
+  const bool is_foreign = isa == ELM_ISA_AVX2 || isa == ELM_ISA_AVX512VNNI;
+#else
+  const bool is_foreign = true;
+#endif
+  if (is_foreign) {
+    return "for another architecture";
+  }
+  switch (isa) {
+    case ELM_ISA_AVX2:
+      return "this CPU or its operating system lacks AVX2, FMA or F16C";
+    case ELM_ISA_AVX512VNNI:
+      return "this CPU or its operating system lacks AVX-512 F, BW, DQ, VL or VNNI";
+    case ELM_ISA_NEON_DOTPROD:
+      return "this CPU lacks the dot product instructions (asimddp)";
+    default:
+      return "not supported by this CPU";
+  }
+}
+
+/* CPUs a cgroup quota allows, rounded up; 0 if there is no quota. */
+static int32_t read_cgroup_quota(void) {
+  long long quota = -1, period = 0;
+  FILE* file = fopen("/sys/fs/cgroup/cpu.max", "r");
+  if (file != NULL) {
+    if (fscanf(file, "%lld %lld", &quota, &period) != 2) { /* "max 100000": no limit */
+      quota = -1;
+    }
+    (void)fclose(file);
+  } else {
+    file = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r");
+    if (file != NULL) {
+      if (fscanf(file, "%lld", &quota) != 1) {
+        quota = -1;
+      }
+      (void)fclose(file);
+    }
+    file = fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r");
+    if (file != NULL) {
+      if (fscanf(file, "%lld", &period) != 1) {
+        period = 0;
+      }
+      (void)fclose(file);
+    }
+  }
+  if (quota <= 0 || period <= 0) {
+    return 0;
+  }
+  const long long cpus = (quota + period - 1) / period;
+  return cpus > 4096 ? 4096 : (int32_t)cpus;
+}
+
+int32_t elm_cpu_count(void) {
+  int32_t count = 0;
+#if defined(__linux__)
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) {
+    count = (int32_t)CPU_COUNT(&set);
+  }
+#endif
+  if (count <= 0) {
+    const long online = sysconf(_SC_NPROCESSORS_ONLN);
+    count = online > 0 ? (int32_t)online : 1;
+  }
+  const int32_t quota = read_cgroup_quota();
+  return quota > 0 && quota < count ? quota : count;
+}

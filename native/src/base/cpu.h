@@ -1,0 +1,36 @@
+/* What this CPU can do, and how many of them this process may use. */
+#ifndef ELM_BASE_CPU_H
+#define ELM_BASE_CPU_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Instruction sets a kernel row may ask for. Bits of elm_cpu_isas(); ELM_ISA_REF is always there. */
+typedef enum elm_isa {
+  ELM_ISA_REF = 0,
+  ELM_ISA_AVX2 = 1, /* with FMA and F16C */
+  ELM_ISA_AVX512VNNI = 2, /* AVX-512 F, BW, DQ, VL, VNNI */
+  ELM_ISA_NEON = 3,
+  ELM_ISA_NEON_DOTPROD = 4,
+  ELM_NUM_ISAS = 5
+} elm_isa;
+
+/* "ref", "avx2", ...; NULL if out of range. */
+const char* elm_isa_name(elm_isa isa);
+/* True and *isa set if `name` is one of the above. */
+bool elm_isa_from_name(const char* name, elm_isa* isa);
+/* Sets that a CPU with `isa` has as well, itself included: a bit mask of 1 << elm_isa. */
+uint32_t elm_isa_implied(elm_isa isa);
+/* Bit mask of the sets this CPU and operating system support. */
+uint32_t elm_cpu_isas(void);
+/* Why `isa` is not supported here; "" if it is. */
+const char* elm_isa_missing(elm_isa isa);
+/* CPUs this process may use: affinity mask and cgroup quota; at least 1. */
+int32_t elm_cpu_count(void);
+
+/* Puts the floating-point unit into the state that all results are defined in (round to nearest,
+ * denormals kept) and returns the former state for elm_fpu_restore. */
+uint64_t elm_fpu_enter(void);
+void elm_fpu_restore(uint64_t state);
+
+#endif

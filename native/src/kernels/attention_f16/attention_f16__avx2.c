@@ -1,0 +1,2 @@
+#define ELM_NAME elm_attention_f16__avx2
+#include "kernels/attention_f16/attention_f16.inl"

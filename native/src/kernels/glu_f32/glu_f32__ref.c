@@ -1,0 +1,2 @@
+#define ELM_NAME elm_glu_f32__ref
+#include "kernels/glu_f32/glu_f32.inl"

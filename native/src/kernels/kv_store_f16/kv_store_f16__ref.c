@@ -1,0 +1,2 @@
+#define ELM_NAME elm_kv_store_f16__ref
+#include "kernels/kv_store_f16/kv_store_f16.inl"

@@ -1,0 +1,27 @@
+/* Fits one row of a superblock to the E4 grid: w = D * (s[g] * q - z[g]). */
+#ifndef ELM_KERNELS_QUANTIZE_E4_FIT_H
+#define ELM_KERNELS_QUANTIZE_E4_FIT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+enum {
+  ELM_GROUP_COLS = 32,
+  ELM_SUPERBLOCK_COLS = 256,
+  ELM_SUPERBLOCK_GROUPS = ELM_SUPERBLOCK_COLS / ELM_GROUP_COLS
+};
+
+/* One row of a superblock. */
+typedef struct elm_e4_row {
+  float d;                               /* a normal float > 0 */
+  uint8_t scale[ELM_SUPERBLOCK_GROUPS];  /* s, 1..15 */
+  uint8_t offset[ELM_SUPERBLOCK_GROUPS]; /* z, 0..128, and 15 s - z <= 127 */
+  uint8_t codes[ELM_SUPERBLOCK_COLS];    /* q, 0..15 */
+} elm_e4_row;
+
+/* Chooses D, s, z and q together so that the squared error is small. `weights` are the
+ * num_groups * 32 weights of the row, finite and at most 1e30 in size. A group of zeros gets s = 1,
+ * z = 0, q = 0, a row of zeros D = 1. */
+void elm_e4_fit(const float* weights, size_t num_groups, elm_e4_row* out);
+
+#endif
