@@ -1,7 +1,7 @@
 """The C library's calls: arrays in, arrays and typed errors out.
 
-This is the only place that turns arrays into addresses. Every call checks dtype, shape and contiguity
-and keeps the array alive until the C side returns.
+This is the only place that turns arrays into addresses. Every call checks dtype, shape and
+contiguity and keeps the array alive until the C side returns.
 """
 
 from __future__ import annotations
