@@ -54,12 +54,14 @@ class Options:
         """Whether the source says null, where that differs from saying nothing."""
         return self._values.get(self._prefix + key, _REQUIRED) is None
 
-    def count(self, key: str, default: Any = _REQUIRED, *, minimum: int = 1) -> int:
-        """A number of things, `minimum` to 2^31 - 1."""
+    def count(
+        self, key: str, default: Any = _REQUIRED, *, minimum: int = 1, maximum: int = MAX_DIM
+    ) -> int:
+        """A number of things, from `minimum` to `maximum`."""
         value = self.get(key, default)
         is_whole = isinstance(value, Integral) and not isinstance(value, bool)
-        if not is_whole or not minimum <= value <= MAX_DIM:
-            raise self._wrong(key, value, f"a whole number from {minimum} to 2^31 - 1")
+        if not is_whole or not minimum <= value <= maximum:
+            raise self._wrong(key, value, f"a whole number from {minimum} to {maximum}")
         return int(value)
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:

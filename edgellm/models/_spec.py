@@ -17,12 +17,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from edgellm.errors import UnsupportedModelError
+from edgellm.format.spec import MAX_LAYERS
 from edgellm.models._options import Options, shortest_float
 from edgellm.models._rope import Rope, inverse_frequencies
 from edgellm.types import Float32Array
 
 SourceKind: TypeAlias = Literal["hf", "gguf"]
-ReadTensor: TypeAlias = Callable[[str], Float32Array]
 
 
 class Rewrite(enum.Enum):
@@ -120,6 +120,14 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GgufTensors:
+    """What a GGUF's tensors can tell about the model: their shapes, and small tables."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    read: Callable[[str], Float32Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """The declaration of one architecture.
 
@@ -137,8 +145,8 @@ class ModelSpec:
     hf_names: Mapping[str, str]
     gguf_names: Mapping[str, str]
     hf_defaults: Mapping[str, Any]
-    hf_attention: Callable[[Options], Attention]
-    gguf_attention: Callable[[Options, Mapping[str, tuple[int, ...]], ReadTensor], Attention]
+    hf_attention: Callable[[Options, int], Attention]  # int: number of layers
+    gguf_attention: Callable[[Options, int, GgufTensors], Attention]
     hf_require: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     gguf_require: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     hf_rewrites: Mapping[str, Rewrite] = field(default_factory=dict)
@@ -167,13 +175,14 @@ class ModelSpec:
         num_heads = options.count("num_attention_heads")
         hidden_size = options.count("hidden_size")
         head_dim = options.count("head_dim", hidden_size // num_heads)
+        num_layers = options.count("num_hidden_layers", maximum=MAX_LAYERS)
         scalar = options.number(self.hf_query_scalar) if self.hf_query_scalar else head_dim
         vocab_size = options.count("vocab_size")
         return self._describe(
-            attention=self.hf_attention(options),
+            attention=self.hf_attention(options, num_layers),
             query_scalar=scalar,
             hidden_size=hidden_size,
-            num_layers=options.count("num_hidden_layers"),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_heads
             if options.is_null("num_key_value_heads")
@@ -191,7 +200,7 @@ class ModelSpec:
         self,
         fields: Mapping[str, Any],
         shapes: Mapping[str, tuple[int, ...]],
-        read: ReadTensor,
+        read: Callable[[str], Float32Array],
     ) -> ModelDescription:
         """Reads GGUF metadata.
 
@@ -226,14 +235,17 @@ class ModelSpec:
             )
         vocab_size = shapes[embed][0]
         tokens = fields.get("tokenizer.ggml.tokens")
+        num_layers = options.count("block_count", maximum=MAX_LAYERS)
         query_scalar = (
             self.gguf_query_scalar(options, head_dim) if self.gguf_query_scalar else head_dim
         )
         return self._describe(
-            attention=self.gguf_attention(options, shapes, read),
+            attention=self.gguf_attention(
+                options, num_layers, GgufTensors(shapes=shapes, read=read)
+            ),
             query_scalar=query_scalar,
             hidden_size=hidden_size,
-            num_layers=options.count("block_count"),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=options.count("attention.head_count_kv", num_heads),
             head_dim=head_dim,

@@ -9,12 +9,10 @@ Source: modeling_gemma3.py of transformers; src/models/gemma3.cpp of llama.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from edgellm.models._names import GGUF_NAMES, HF_NAMES
 from edgellm.models._options import Options
 from edgellm.models._rope import Rope, read_gguf_rope, read_hf_rope
-from edgellm.models._spec import Attention, Layer, ModelSpec, ReadTensor, Rewrite
+from edgellm.models._spec import Attention, GgufTensors, Layer, ModelSpec, Rewrite
 
 _GLOBAL, _LOCAL = 0, 1
 _KINDS = ("full_attention", "sliding_attention")
@@ -39,8 +37,7 @@ def _pattern(num_layers: int, period: int) -> list[str]:
     return [_KINDS[1] if (i + 1) % period else _KINDS[0] for i in range(num_layers)]
 
 
-def _hf_attention(options: Options) -> Attention:
-    num_layers = options.count("num_hidden_layers")
+def _hf_attention(options: Options, num_layers: int) -> Attention:
     kinds = options.names("layer_types", num_layers, _KINDS)
     if kinds is None:
         kinds = _pattern(num_layers, options.count("sliding_window_pattern"))
@@ -59,13 +56,11 @@ def _hf_attention(options: Options) -> Attention:
     return Attention(ropes=ropes, layers=_layers(kinds, options.count("sliding_window")))
 
 
-def _gguf_attention(
-    options: Options, shapes: Mapping[str, tuple[int, ...]], read: ReadTensor
-) -> Attention:
+def _gguf_attention(options: Options, num_layers: int, tensors: GgufTensors) -> Attention:
     # llama.cpp: a period of 6 and a local base of 10,000 where the file does not say; the scaling
     # is for the global layers alone.
     period = options.count("attention.sliding_window_pattern", 6)
-    kinds = _pattern(options.count("block_count"), period)
+    kinds = _pattern(num_layers, period)
     ropes = (
         read_gguf_rope(options, theta=options.number("rope.freq_base")),
         Rope(theta=options.number("rope.freq_base_swa", 10_000.0)),

@@ -7,29 +7,25 @@ RoPE scaling as the table `rope_freqs.weight`. Mistral's GGUFs are "llama" as we
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from edgellm.models._names import GGUF_NAMES, HF_NAMES
 from edgellm.models._options import Options
 from edgellm.models._rope import Rope, read_gguf_rope, read_hf_ropes
-from edgellm.models._spec import Attention, Layer, ModelSpec, ReadTensor, Rewrite
+from edgellm.models._spec import Attention, GgufTensors, Layer, ModelSpec, Rewrite
 
 
-def _hf_attention(options: Options) -> Attention:
-    layers = (Layer(),) * options.count("num_hidden_layers")
+def _hf_attention(options: Options, num_layers: int) -> Attention:
+    layers = (Layer(),) * num_layers
     return Attention(ropes=read_hf_ropes(options), layers=layers)
 
 
-def _gguf_attention(
-    options: Options, shapes: Mapping[str, tuple[int, ...]], read: ReadTensor
-) -> Attention:
+def _gguf_attention(options: Options, num_layers: int, tensors: GgufTensors) -> Attention:
     # 10,000 is what llama.cpp assumes: files of Llama 1 and 2 do not have the key.
     theta = options.number("rope.freq_base", 10_000.0)
     rope = read_gguf_rope(options, theta=theta)
-    if "rope_freqs.weight" in shapes:
-        factors = tuple(read("rope_freqs.weight").reshape(-1).tolist())
+    if "rope_freqs.weight" in tensors.shapes:
+        factors = tuple(tensors.read("rope_freqs.weight").reshape(-1).tolist())
         rope = Rope(theta=theta, kind="factors", factors=factors)
-    return Attention(ropes=(rope,), layers=(Layer(),) * options.count("block_count"))
+    return Attention(ropes=(rope,), layers=(Layer(),) * num_layers)
 
 
 SPEC = ModelSpec(

@@ -13,13 +13,11 @@ from edgellm.models._rope import read_hf_ropes
 from edgellm.models._spec import Attention, Layer
 
 
-def _hf_attention(options: Options) -> Attention:
+def _hf_attention(options: Options, num_layers: int) -> Attention:
     # A null is no window and an absent key is MistralConfig's 4,096; Mistral 0.1 has the key.
     window = 0 if options.is_null("sliding_window") else options.count("sliding_window", 4096)
     layer = Layer(window=window)
-    return Attention(
-        ropes=read_hf_ropes(options), layers=(layer,) * options.count("num_hidden_layers")
-    )
+    return Attention(ropes=read_hf_ropes(options), layers=(layer,) * num_layers)
 
 
 SPEC = dataclasses.replace(

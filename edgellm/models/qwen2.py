@@ -6,17 +6,14 @@ they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from edgellm.models._names import GGUF_NAMES, HF_NAMES
 from edgellm.models._options import Options
 from edgellm.models._rope import read_gguf_rope, read_hf_ropes
-from edgellm.models._spec import Attention, Layer, ModelSpec, ReadTensor
+from edgellm.models._spec import Attention, GgufTensors, Layer, ModelSpec
 
 
-def hf_attention(options: Options) -> Attention:
+def hf_attention(options: Options, num_layers: int) -> Attention:
     """Sliding windows only with `use_sliding_window`: by `layer_types`, or in the upper layers."""
-    num_layers = options.count("num_hidden_layers")
     kinds = options.names("layer_types", num_layers, ("full_attention", "sliding_attention"))
     if not options.flag("use_sliding_window"):
         kinds = ["full_attention"] * num_layers
@@ -28,12 +25,10 @@ def hf_attention(options: Options) -> Attention:
     return Attention(ropes=read_hf_ropes(options), layers=layers)
 
 
-def gguf_attention(
-    options: Options, shapes: Mapping[str, tuple[int, ...]], read: ReadTensor
-) -> Attention:
+def gguf_attention(options: Options, num_layers: int, tensors: GgufTensors) -> Attention:
     """One RoPE and no windows."""
     rope = read_gguf_rope(options, theta=options.number("rope.freq_base"))
-    return Attention(ropes=(rope,), layers=(Layer(),) * options.count("block_count"))
+    return Attention(ropes=(rope,), layers=(Layer(),) * num_layers)
 
 
 SPEC = ModelSpec(

@@ -1,0 +1,268 @@
+"""The forward pass in plain numpy: what every other implementation is compared with.
+
+Float32 and written for reading; it can imitate what the runtime rounds (int8 activations, float16
+keys and values) to tell that apart from mistakes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm.format.spec import SUPERBLOCK_COLS
+from edgellm.models._spec import Layer, ModelDescription
+from edgellm.types import Float32Array
+
+_QUERY_BLOCK = 256
+
+
+class ReferenceCache:
+    """Keys (after RoPE) and values of the tokens computed so far, of every layer."""
+
+    def __init__(self, description: ModelDescription) -> None:
+        shape = (0, description.num_kv_heads, description.head_dim)
+        empty = np.zeros(shape, dtype=np.float32)
+        self._layers = [(empty, empty)] * description.num_layers
+        self.num_tokens = 0
+
+    def append(
+        self, layer: int, keys: Float32Array, values: Float32Array
+    ) -> tuple[Float32Array, Float32Array]:
+        """Adds (n, kv heads, d) keys and values; returns all of the layer's, (m, kv heads, d)."""
+        old_keys, old_values = self._layers[layer]
+        both = (np.concatenate([old_keys, keys]), np.concatenate([old_values, values]))
+        self._layers[layer] = both
+        return both
+
+
+class ReferenceModel:
+    """A model's forward pass on canonical tensors.
+
+    Args:
+        description: the model.
+        get: returns a canonical tensor, float32, (rows, cols) or (n,). It is called at every use,
+            so that a model larger than memory can be read piece by piece; wrap it in
+            `functools.cache` to keep the tensors.
+        activations: "q8" rounds the input of every matrix product as the runtime does (int8, one
+            scale per row and 256 columns).
+        kv: "float16" rounds keys and values as the runtime's cache does.
+    """
+
+    def __init__(
+        self,
+        description: ModelDescription,
+        get: Callable[[str], Float32Array],
+        *,
+        activations: Literal["float", "q8"] = "float",
+        kv: Literal["float32", "float16"] = "float32",
+    ) -> None:
+        self.description = description
+        self._get = get
+        self._activations = activations
+        self._kv = kv
+
+    @classmethod
+    def from_edge(
+        cls,
+        path: str | Path,
+        *,
+        activations: Literal["float", "q8"] = "float",
+        kv: Literal["float32", "float16"] = "float32",
+    ) -> ReferenceModel:
+        """The model of an `.edge` file, its weights dequantised and kept in memory.
+
+        Args:
+            path: the file.
+            activations: as for the class.
+            kv: as for the class.
+
+        Raises:
+            FormatError: the file is broken.
+        """
+        from edgellm.models._edge import read_edge
+
+        description, get = read_edge(path)
+        return cls(description, functools.cache(get), activations=activations, kv=kv)
+
+    def forward(
+        self, ids: Sequence[int] | npt.NDArray[np.integer], past: ReferenceCache | None = None
+    ) -> Float32Array:
+        """Logits of a piece of a sequence.
+
+        Args:
+            ids: n token ids.
+            past: the tokens before them; receives these as well. None: they are the first.
+
+        Returns:
+            (n, vocab_size) float32.
+        """
+        return self.logits(self.hidden(ids, past))
+
+    def hidden(
+        self, ids: Sequence[int] | npt.NDArray[np.integer], past: ReferenceCache | None = None
+    ) -> Float32Array:
+        """What the head sees: `forward` up to the final norm, (n, hidden_size) float32."""
+        this = self.description
+        cache = past if past is not None else ReferenceCache(this)
+        positions = cache.num_tokens + np.arange(len(ids))
+        rotations = [_rotation(positions, table) for table in this.inv_freqs]
+        x = self._get("embed")[np.asarray(ids)] * np.float32(this.embedding_scale)
+        for number, layer in enumerate(this.layers):
+            x = x + self._attention(x, number, layer, positions, rotations[layer.rope], cache)
+            x = x + self._ffn(x, number)
+        cache.num_tokens += len(ids)
+        return self._norm(x, "final_norm")
+
+    def logits(self, hidden: Float32Array) -> Float32Array:
+        """The head.
+
+        Args:
+            hidden: (n, hidden_size) from `hidden`; give it in pieces where n x vocab_size numbers
+                are too many.
+
+        Returns:
+            (n, vocab_size) float32.
+        """
+        return self._linear(hidden, "embed" if self.description.is_tied else "head")
+
+    def _attention(
+        self,
+        x: Float32Array,
+        number: int,
+        layer: Layer,
+        positions: npt.NDArray[np.int_],
+        rotation: tuple[Float32Array, Float32Array],
+        cache: ReferenceCache,
+    ) -> Float32Array:
+        this = self.description
+        name = f"layers.{number}."
+        normed = self._norm(x, name + "attn_norm")
+        heads = {}
+        for role in ("q", "k", "v"):
+            y = self._linear(normed, name + role)
+            if this.has_qkv_bias:
+                y = y + self._get(f"{name}{role}_bias")
+            heads[role] = y.reshape(len(x), -1, this.head_dim)
+        if this.has_qk_norm:
+            heads["q"] = self._norm(heads["q"], name + "q_norm")
+            heads["k"] = self._norm(heads["k"], name + "k_norm")
+        query = _rotate(heads["q"], rotation) * np.float32(this.attention_scale)
+        fresh = _rotate(heads["k"], rotation), heads["v"]
+        if self._kv == "float16":
+            fresh = (
+                fresh[0].astype(np.float16).astype(np.float32),
+                fresh[1].astype(np.float16).astype(np.float32),
+            )
+        keys, values = cache.append(number, *fresh)
+        mixed = np.concatenate(
+            [
+                _attend(query[start : start + _QUERY_BLOCK], keys, values, layer.window, first)
+                for start, first in zip(
+                    range(0, len(x), _QUERY_BLOCK), positions[::_QUERY_BLOCK], strict=True
+                )
+            ]
+        )
+        out = self._linear(mixed.reshape(len(x), -1), name + "o")
+        return self._norm(out, name + "post_attn_norm") if this.has_post_norms else out
+
+    def _ffn(self, x: Float32Array, number: int) -> Float32Array:
+        name = f"layers.{number}."
+        normed = self._norm(x, name + "ffn_norm")
+        gate = self._linear(normed, name + "gate")
+        activated = _silu(gate) if self.description.activation == "silu" else _gelu_tanh(gate)
+        out = self._linear(activated * self._linear(normed, name + "up"), name + "down")
+        return self._norm(out, name + "post_ffn_norm") if self.description.has_post_norms else out
+
+    def _norm(self, x: Float32Array, name: str) -> Float32Array:
+        mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
+        scale = np.float32(1) / np.sqrt(mean + np.float32(self.description.norm_eps))
+        return x * scale * self._get(name)
+
+    def _linear(self, x: Float32Array, name: str) -> Float32Array:
+        rounded = round_q8(x) if self._activations == "q8" else x
+        return rounded @ self._get(name).T
+
+
+def round_q8(x: Float32Array) -> Float32Array:
+    """Activations as the runtime's int8 (one scale per row and 256 columns) can hold them.
+
+    Args:
+        x: (n, cols) float32.
+
+    Returns:
+        (n, cols) float32: the int8 codes times their scale.
+    """
+    out = np.empty_like(x)
+    for start in range(0, x.shape[1], SUPERBLOCK_COLS):
+        block = x[:, start : start + SUPERBLOCK_COLS]
+        largest = np.abs(block).max(axis=1, keepdims=True)
+        inverse = np.divide(
+            np.float32(127), largest, out=np.zeros_like(largest), where=largest != 0
+        )
+        codes = np.rint(block * inverse)
+        out[:, start : start + SUPERBLOCK_COLS] = codes * (largest / np.float32(127))
+    return out
+
+
+def _rotation(
+    positions: npt.NDArray[np.int_], inv_freq: Float32Array
+) -> tuple[Float32Array, Float32Array]:
+    """Cosine and sine, (n, 1, d / 2) float32; the angle in double as in the runtime."""
+    angle = positions[:, None].astype(np.float64) * inv_freq.astype(np.float64)
+    return (
+        np.cos(angle).astype(np.float32)[:, None, :],
+        np.sin(angle).astype(np.float32)[:, None, :],
+    )
+
+
+def _rotate(x: Float32Array, rotation: tuple[Float32Array, Float32Array]) -> Float32Array:
+    """RoPE on pairs (i, i + d/2) of (n, heads, d)."""
+    cos, sin = rotation
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def _attend(
+    query: Float32Array, keys: Float32Array, values: Float32Array, window: int, first: int
+) -> Float32Array:
+    """Attention of scaled queries (n, heads, d) at positions `first`, `first` + 1, ...
+
+    Args:
+        query: (n, heads, d).
+        keys: (m, kv heads, d), of positions 0 to m - 1; those after a query are not attended to.
+        values: (m, kv heads, d).
+        window: 0, or how many positions a query sees, its own included.
+        first: position of the first query.
+
+    Returns:
+        (n, heads, d).
+    """
+    num, heads, dim = query.shape
+    start = max(0, first - window + 1) if window else 0
+    stop = first + num
+    distance = (first + np.arange(num))[:, None] - np.arange(start, stop)
+    is_seen = (distance >= 0) & ((distance < window) if window else True)
+    groups = keys.shape[1]
+    grouped = query.reshape(num, groups, heads // groups, dim).transpose(1, 2, 0, 3)
+    scores = grouped @ keys[start:stop].transpose(1, 2, 0)[:, None]
+    scores = np.where(is_seen, scores, np.float32(-np.inf))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    mixed = weights @ values[start:stop].transpose(1, 0, 2)[:, None]
+    return mixed.transpose(2, 0, 1, 3).reshape(num, heads, dim)
+
+
+def _silu(x: Float32Array) -> Float32Array:
+    # exp(-x) is infinite below -88, and x / infinity the 0 that it should be.
+    with np.errstate(over="ignore"):
+        return x / (np.float32(1) + np.exp(-x))
+
+
+def _gelu_tanh(x: Float32Array) -> Float32Array:
+    inner = np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
