@@ -214,7 +214,7 @@ class EdgeFile:
 
     def _verify_section(self, section: Section) -> None:
         self._check_crc(section)
-        if hashlib.sha256(memoryview(self._slice(section))).digest() != section.sha256:
+        if hashlib.sha256(self._slice(section).data).digest() != section.sha256:
             self._fail(section.label, "SHA-256 differs: the content is damaged")
 
     def _check_crc(self, section: Section) -> None:

@@ -200,7 +200,7 @@ class EdgeWriter:
             EdgeLLMError: the operating system refused to write.
         """
         tensor = self._tensors[name]
-        view = memoryview(data).cast("B")
+        view = (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
         if self._file < 0:
             raise ValueError("write_tensor() comes after allocate()")
         if offset < 0 or offset + view.nbytes > tensor.size:
@@ -402,7 +402,7 @@ def _align_log2(section: SectionType) -> int:
 
 
 def _sha256(data: npt.NDArray[np.uint8]) -> bytes:
-    return hashlib.sha256(memoryview(data)).digest()
+    return hashlib.sha256(data.data).digest()
 
 
 def _check_utf8(data: bytes, where: str) -> None:
