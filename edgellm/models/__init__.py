@@ -17,7 +17,7 @@ from edgellm.models._spec import (
     apply_rewrite,
     canonical_shapes,
 )
-from edgellm.models._tensors import fuse, fused_parts, interleave_gate_up, unfuse
+from edgellm.models._tensors import file_shapes, fuse, fused_parts, interleave_gate_up, unfuse
 
 __all__ = [
     "Layer",
@@ -28,6 +28,7 @@ __all__ = [
     "SourceTensor",
     "apply_rewrite",
     "canonical_shapes",
+    "file_shapes",
     "find_gguf",
     "find_hf",
     "fuse",

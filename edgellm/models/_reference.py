@@ -6,7 +6,6 @@ keys and values) to tell that apart from mistakes.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,8 +13,12 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from edgellm.errors import FormatError
+from edgellm.format import EdgeFile
+from edgellm.format.layout import dequantize
 from edgellm.format.spec import SUPERBLOCK_COLS
-from edgellm.models._spec import Layer, ModelDescription
+from edgellm.models._spec import Layer, ModelDescription, canonical_shapes
+from edgellm.models._tensors import file_shapes, unfuse
 from edgellm.types import Float32Array
 
 _QUERY_BLOCK = 256
@@ -84,10 +87,30 @@ class ReferenceModel:
         Raises:
             FormatError: the file is broken.
         """
-        from edgellm.models._edge import read_edge
+        with EdgeFile.open(path) as file:
+            meta = file.meta
 
-        description, get = read_edge(path)
-        return cls(description, functools.cache(get), activations=activations, kv=kv)
+            def read(name: str) -> Float32Array:
+                data, entry = file.tensor_data(name), file.tensors[name]
+                return dequantize(data, entry.format, entry.rows, entry.cols)
+
+            description = ModelDescription.from_meta(
+                meta["model"],
+                tuple(
+                    read(f"rope.{number}.inv_freq")[0]
+                    for number in range(meta["model"]["num_ropes"])
+                ),
+                tuple(meta["rope"]),
+            )
+            for name, shape in file_shapes(description).items():
+                entry = file.tensors.get(name)
+                if entry is None or (entry.rows, entry.cols) != shape:
+                    raise FormatError(
+                        f"{path}: tensor {name} is missing or not {shape}; export the model again"
+                    )
+            get = unfuse(description, read)
+            tensors = {name: get(name) for name in canonical_shapes(description)}
+        return cls(description, tensors.__getitem__, activations=activations, kv=kv)
 
     def forward(
         self, ids: Sequence[int] | npt.NDArray[np.integer], past: ReferenceCache | None = None
@@ -181,7 +204,7 @@ class ReferenceModel:
     def _norm(self, x: Float32Array, name: str) -> Float32Array:
         mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
         scale = np.float32(1) / np.sqrt(mean + np.float32(self.description.norm_eps))
-        return x * scale * self._get(name)
+        return np.asarray(x * scale * self._get(name), dtype=np.float32)
 
     def _linear(self, x: Float32Array, name: str) -> Float32Array:
         rounded = round_q8(x) if self._activations == "q8" else x
@@ -254,15 +277,16 @@ def _attend(
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     weights /= weights.sum(axis=-1, keepdims=True)
     mixed = weights @ values[start:stop].transpose(1, 0, 2)[:, None]
-    return mixed.transpose(2, 0, 1, 3).reshape(num, heads, dim)
+    result: Float32Array = mixed.transpose(2, 0, 1, 3).reshape(num, heads, dim)
+    return result
 
 
 def _silu(x: Float32Array) -> Float32Array:
     # exp(-x) is infinite below -88, and x / infinity the 0 that it should be.
     with np.errstate(over="ignore"):
-        return x / (np.float32(1) + np.exp(-x))
+        return np.asarray(x / (np.float32(1) + np.exp(-x)), dtype=np.float32)
 
 
 def _gelu_tanh(x: Float32Array) -> Float32Array:
     inner = np.float32(0.7978845608028654) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+    return np.asarray(np.float32(0.5) * x * (np.float32(1) + np.tanh(inner)), dtype=np.float32)

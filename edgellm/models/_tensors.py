@@ -73,6 +73,21 @@ def interleave_gate_up(gate: Float32Array, up: Float32Array) -> Float32Array:
     return np.ascontiguousarray(panels.swapaxes(0, 1)).reshape(-1, hidden)
 
 
+def file_shapes(description: ModelDescription) -> dict[str, tuple[int, int]]:
+    """All tensors of a model's file, RoPE tables included: name to (rows, cols)."""
+    shapes = canonical_shapes(description)
+    result = {}
+    for name, parts in fused_parts(description).items():
+        rows = [round_up(shapes[part][0], PANEL_ROWS) for part in parts]
+        if not name.endswith(".gate_up"):
+            rows = [shapes[part][0] for part in parts]
+        is_vector = len(shapes[parts[0]]) == 1
+        result[name] = (1, sum(rows)) if is_vector else (sum(rows), shapes[parts[0]][1])
+    for number in range(description.num_ropes):
+        result[f"rope.{number}.inv_freq"] = (1, description.head_dim // 2)
+    return result
+
+
 def unfuse(
     description: ModelDescription, read: Callable[[str], Float32Array]
 ) -> Callable[[str], Float32Array]:
@@ -84,7 +99,7 @@ def unfuse(
 
     Returns:
         A function from canonical name to tensor, (rows, cols) or (n,). It reads the file tensor
-        at each call.
+        at each call; a part of a fused tensor is a copy, so that the whole can go.
     """
     shapes = canonical_shapes(description)
     origin = {
@@ -100,7 +115,9 @@ def unfuse(
             return panels[:, parts.index(canonical)].reshape(-1, shape[1])[: shape[0]]
         if len(shape) == 1:
             whole = whole.reshape(-1)
+        if len(parts) == 1:
+            return whole
         start = sum(shapes[part][0] for part in parts[: parts.index(canonical)])
-        return whole[start : start + shape[0]]
+        return whole[start : start + shape[0]].copy()
 
     return get
