@@ -22,6 +22,26 @@ def report() -> Callable[[str], None]:
     return _REPORTED.append
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write tests/golden/*.txt instead of comparing"
+    )
+
+
+@pytest.fixture(scope="session")
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Compares a text with tests/golden/<name>.txt; a change there is a change worth a review."""
+
+    def compare(name: str, text: str) -> None:
+        path = ROOT / "tests/golden" / f"{name}.txt"
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"no {path.name}: run pytest --update-golden tests/golden"
+        assert text == path.read_text(encoding="utf-8")
+
+    return compare
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _REPORTED:
         terminalreporter.section("figures")
