@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -98,8 +97,9 @@ def tiny_edge(request: pytest.FixtureRequest, tiny_edge_of: Callable[[str], Path
 @pytest.fixture(scope="session")
 def smollm2_edge() -> Path:
     """The real SmolLM2-135M-Instruct, pulled once into the model store."""
-    data = Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share")
-    path = data / "edgellm/models/smollm2.edge"
+    from edgellm.cli._store import stored_path
+
+    path = stored_path("smollm2")
     if not path.exists():
         pull = subprocess.run(
             [sys.executable, "-m", "edgellm", "pull", "smollm2"], capture_output=True, text=True
