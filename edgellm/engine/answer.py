@@ -41,21 +41,16 @@ class Answer:
 
     def flush(self) -> str:
         """The text held back, at the end of the answer."""
-        if self.finish and self._is_cut:
-            return ""
-        text = self._match(self._detokenizer.flush())
-        return text if self._is_cut else text + self._matcher.flush()
+        return self._match(self._detokenizer.flush()) + self._matcher.flush()
 
     def take_ids(self) -> tuple[int, ...]:
         """Tokens pushed since the last call."""
         ids, self._ids = tuple(self._ids), []
         return ids
 
-    _is_cut = False
-
     def _match(self, text: str) -> str:
-        shown, self._is_cut = self._matcher.push(text)
-        if self._is_cut:
+        shown, is_stopped = self._matcher.push(text)
+        if is_stopped:
             self.finish = "stop"
         return shown
 

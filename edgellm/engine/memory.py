@@ -10,15 +10,7 @@ from pathlib import Path
 from edgellm.devices import DeviceReport
 from edgellm.errors import OutOfMemoryError
 
-__all__ = ["check_fit", "format_bytes", "largest_context", "peak_memory_bytes"]
-
-
-def format_bytes(size: float) -> str:
-    """For people: "98.4 MB", powers of 1,000."""
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= scale:
-            return f"{size / scale:.{2 if unit == 'GB' else 1}f} {unit}"
-    return f"{size:.0f} B"
+__all__ = ["check_fit", "largest_context", "peak_memory_bytes"]
 
 
 def check_fit(
@@ -44,15 +36,13 @@ def check_fit(
     if needed <= device.available_bytes:
         return
     longest = largest_context(
-        lambda length: file_bytes + sum(session_bytes(length)), context, device.available_bytes
+        lambda length: file_bytes + sum(session_bytes(length)), context - 1, device.available_bytes
     )
-    advice = (
-        f"a context of {longest} tokens would fit" if longest else "no context would fit: free some"
-    )
+    advice = f"a context of {longest} tokens would fit" if longest else "no context would fit"
     raise OutOfMemoryError(
-        f"a context of {context} tokens needs {format_bytes(needed)} (model"
-        f" {format_bytes(file_bytes)}, KV cache {format_bytes(kv)}, scratch"
-        f" {format_bytes(scratch)}), {format_bytes(device.available_bytes)} are available; {advice}"
+        f"a context of {context} tokens needs {_mb(needed)} (model {_mb(file_bytes)}, KV cache"
+        f" {_mb(kv)}, scratch {_mb(scratch)}), {_mb(device.available_bytes)} are available;"
+        f" {advice}"
     )
 
 
@@ -80,3 +70,7 @@ def peak_memory_bytes() -> int:
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.1f} MB"

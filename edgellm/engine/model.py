@@ -1,8 +1,7 @@
-"""An open model: its file, the C library's view of it, and its text parts, loaded when first used."""
+"""An open model: its file, the C library's view of it, and its text parts."""
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Sequence
@@ -13,9 +12,9 @@ from edgellm import devices
 from edgellm._native import NativeModel
 from edgellm.engine.memory import check_fit
 from edgellm.engine.sampling import SamplingParams
-from edgellm.errors import FormatError, ModelNotFoundError, TemplateError, UnsupportedDeviceError
+from edgellm.errors import FormatError, TemplateError, UnsupportedDeviceError
 from edgellm.format import EdgeFile
-from edgellm.text import ChatTemplate, Tokenizer, load_text
+from edgellm.text import ChatEncoder, Tokenizer, load_text
 
 __all__ = ["DEFAULT_CONTEXT", "Message", "Model"]
 
@@ -33,8 +32,6 @@ class Model:
         self, path: str | os.PathLike[str], *, threads: int | None, isa: str | None, device: str
     ) -> None:
         self.path = Path(path)
-        if not self.path.exists():
-            raise ModelNotFoundError(f"{self.path}: no such file")
         self.device = devices.probe(device)
         if not self.device.is_available:
             raise UnsupportedDeviceError(f"device {device!r} cannot be used: {self.device.reason}")
@@ -46,7 +43,7 @@ class Model:
             raise
         self.info = self.native.info
         self.eos_ids = frozenset(self.file.meta["tokenizer"]["eos_ids"])
-        self._text: tuple[Tokenizer, ChatTemplate | None] | None = None
+        self._text: tuple[Tokenizer, ChatEncoder | None] | None = None
         self._lock = threading.Lock()
 
     def close(self) -> None:
@@ -60,20 +57,21 @@ class Model:
         return self._load_text()[0]
 
     @property
-    def template(self) -> ChatTemplate:
-        """The default chat template.
+    def chat(self) -> ChatEncoder:
+        """What renders and tokenizes chats.
 
         Raises:
-            TemplateError: if the model has none.
+            TemplateError: if the model has no chat template.
         """
-        template = self._load_text()[1]
-        if template is None:
+        encoder = self._load_text()[1]
+        if encoder is None:
             raise TemplateError(
-                f"{self.path.name} has no chat template: it completes text, give it a prompt"
+                f"{self.path.name} has no chat template: it continues a text instead"
+                " (generate or stream; on the command line --raw)"
             )
-        return template
+        return encoder
 
-    def _load_text(self) -> tuple[Tokenizer, ChatTemplate | None]:
+    def _load_text(self) -> tuple[Tokenizer, ChatEncoder | None]:
         with self._lock:
             if self._text is None:
                 self._text = load_text(self.file)
@@ -81,14 +79,10 @@ class Model:
 
     def default_sampling(self) -> SamplingParams:
         """What the model's `generation_config.json` recommends; greedy without one."""
-        source = self.file.generation_config
-        if source is None:
-            return SamplingParams()
         try:
-            config = json.loads(source) if isinstance(source, bytes | str) else source
-            return SamplingParams.from_generation_config(config)
-        except (ValueError, TypeError, AttributeError) as err:
-            raise FormatError(f"{self.path.name}: GENERATION_CONFIG: {err}") from err
+            return SamplingParams.from_generation_config(self.file.generation_config)
+        except (ValueError, TypeError) as err:
+            raise FormatError(f"{self.path}: section GENERATION_CONFIG: {err}") from err
 
     def choose_context(self, context: int | None) -> int:
         """Checks a context length and that a session of it fits the memory.
@@ -114,7 +108,7 @@ class Model:
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, with the beginning-of-text token if the model wants one."""
-        return self.tokenizer.encode(check_text(text, "the text"))
+        return self.tokenizer.encode(text)
 
     def encode_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Token ids of a prompt.
@@ -123,7 +117,7 @@ class Model:
             ValueError: it is empty, not valid Unicode, or has ids the model does not know.
         """
         if isinstance(prompt, str):
-            ids = self.tokenizer.encode(check_text(prompt, "the prompt"))
+            ids = self.tokenizer.encode(prompt)
         elif isinstance(prompt, bytes):
             raise TypeError('the prompt is bytes; decode it first: prompt.decode("utf-8")')
         else:
@@ -148,21 +142,4 @@ class Model:
         """
         if not messages:
             raise ValueError("there are no messages: give at least one")
-        for number, message in enumerate(messages):
-            if not isinstance(message, dict) or "role" not in message:
-                raise ValueError(f"message {number} must be a dict with a role and a content")
-            if isinstance(message.get("content"), str):
-                check_text(message["content"], f"message {number}")
-        return self.template.encode(self.tokenizer, messages, tools=tools)
-
-
-def check_text(text: str, what: str) -> str:
-    """Returns `text` if it can be written as UTF-8."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as err:
-        raise ValueError(
-            f"{what} is not valid Unicode: a lone surrogate at character {err.start};"
-            " read it as UTF-8"
-        ) from err
-    return text
+        return self.chat.encode(messages, tools=tools).ids

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -84,7 +84,7 @@ class Session:
         *,
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta]:
         """Like `generate`, piece by piece; the last delta has the finish reason and statistics."""
         ids = self._model.encode_prompt(prompt)
         return self._start(ids, sampling, max_tokens, stop)
@@ -123,7 +123,7 @@ class Session:
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
         tools: Sequence[Message] | None = None,
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta]:
         """Like `chat`, piece by piece; the last delta has the finish reason and statistics."""
         ids = self._model.encode_chat(messages, tools)
         return self._start(ids, sampling, max_tokens, stop)
@@ -154,12 +154,10 @@ class Session:
         sampling: SamplingParams | None,
         max_tokens: int | None,
         stop: str | Sequence[str],
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta]:
         if max_tokens is not None and max_tokens < 0:
             raise ValueError(f"max_tokens is {max_tokens}; it must be at least 0")
-        stops = [stop] if isinstance(stop, str) else list(stop)
-        if "" in stops:
-            raise ValueError("a stop string is empty: it would end every answer at once")
+        answer = Answer(self._model, [stop] if isinstance(stop, str) else stop)
         if len(ids) >= self.context:
             longest = self._model.info.max_context
             advice = (
@@ -174,12 +172,12 @@ class Session:
         room = self.context - len(ids)
         limit = room if max_tokens is None else min(max_tokens, room)
         chosen = self._model.default_sampling() if sampling is None else sampling
-        return self._generate(ids, chosen.resolve(), limit, stops)
+        return self._generate(ids, chosen.resolve(), limit, answer)
 
     def _generate(
-        self, ids: list[int], sampling: Sampling, limit: int, stops: list[str]
-    ) -> Iterator[Delta]:
-        clock, answer, text = Clock(len(ids)), Answer(self._model, stops), ""
+        self, ids: list[int], sampling: Sampling, limit: int, answer: Answer
+    ) -> Generator[Delta]:
+        clock, text = Clock(len(ids)), ""
         with self._turn:
             native = self._open()
             if limit:
@@ -238,7 +236,8 @@ class Session:
 
 
 def _collect(deltas: Iterator[Delta]) -> Completion:
-    text, ids = "", []
+    text = ""
+    ids: list[int] = []
     for delta in deltas:
         text += delta.text
         ids += delta.ids

@@ -1,0 +1,210 @@
+"""`edgellm bench`."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgellm.cli import _store
+from edgellm.cli._format import format_bytes, table
+
+if TYPE_CHECKING:
+    from edgellm._native import NativeModel, NativeSession
+
+__all__ = ["command"]
+
+_SEED = 42
+
+
+@click.command()
+@_store.model_argument
+@click.option("-p", "--n-prompt", "prompt", type=click.IntRange(1), default=512, show_default=True)
+@click.option("-n", "--n-gen", "gen", type=click.IntRange(1), default=128, show_default=True)
+@click.option(
+    "-d", "--n-depth", "depth", type=click.IntRange(0), default=0, help="Tokens before the first."
+)
+@click.option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True)
+@click.option("-t", "--threads", type=click.IntRange(1), help="Default: CPUs of this process.")
+@click.option("--isa", help="Force an instruction set; see: edgellm kernels.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    model: str,
+    prompt: int,
+    gen: int,
+    depth: int,
+    repetitions: int,
+    threads: int | None,
+    isa: str | None,
+    as_json: bool,
+) -> None:
+    """Measure speed, with the columns and test names of llama-bench.
+
+    pp512 computes a prompt of 512 random tokens, tg128 generates 128 tokens greedily and does not
+    stop at an end-of-text token. "at d" is how many tokens precede them. A first run of each is
+    not counted.
+    """
+    from edgellm._native import NativeModel
+
+    path = _store.resolve(model)
+    with NativeModel(path, threads=threads or 0, isa=isa) as native:
+        result = _measure(native, prompt, gen, depth, repetitions)
+        result |= _describe(path, native)
+    click.echo(json.dumps(result) if as_json else _text(result))
+
+
+def _measure(
+    native: NativeModel, prompt: int, gen: int, depth: int, repetitions: int
+) -> dict[str, Any]:
+    from edgellm import _native
+    from edgellm.engine.memory import peak_memory_bytes
+
+    info = native.info
+    length = depth + max(prompt, gen) + 2
+    if length > info.max_context:
+        raise ValueError(
+            f"the tests need {length} tokens of context, the model has {info.max_context}"
+        )
+    session = native.create_session(length)
+    prefill, first, decode = _Runs(session, info.num_tokens, prompt, gen, depth).repeat(repetitions)
+    peak = peak_memory_bytes()  # before the probe, which takes memory of its own
+    session.close()
+    probe = _native.probe_read(info.weight_bytes_per_token, info.num_threads)
+    prefill_tok_s = [prompt / seconds for seconds in prefill]
+    decode_tok_s = [gen / seconds for seconds in decode]
+    read = statistics.median(decode_tok_s) * info.weight_bytes_per_token
+    return {
+        "n_prompt": prompt,
+        "n_gen": gen,
+        "n_depth": depth,
+        "repetitions": repetitions,
+        "prefill_tok_s": statistics.median(prefill_tok_s),
+        "prefill_sd": _sd(prefill_tok_s),
+        "decode_tok_s": statistics.median(decode_tok_s),
+        "decode_sd": _sd(decode_tok_s),
+        "ttft_ms": statistics.median(first) * 1e3,
+        "peak_rss_bytes": peak,
+        "bytes_per_token": info.weight_bytes_per_token,
+        "decode_gb_s": read / 1e9,
+        "probe_gb_s": probe / 1e9,
+        "decode_share": read / probe,
+    }
+
+
+class _Runs:
+    """Times prompts and generations on one session."""
+
+    def __init__(
+        self, session: NativeSession, num_tokens: int, prompt: int, gen: int, depth: int
+    ) -> None:
+        import numpy as np
+
+        from edgellm._native import Sampling
+
+        self._session = session
+        self._gen = gen
+        self._chunk = session.info().chunk_length
+        random = np.random.default_rng(_SEED)
+        self._before = random.integers(0, num_tokens, depth, dtype=np.int32)
+        self._prompt = random.integers(0, num_tokens, prompt, dtype=np.int32)
+        self._greedy = Sampling().to_struct()
+
+    def repeat(self, times: int) -> tuple[list[float], list[float], list[float]]:
+        """Seconds of prompts, of prompts with a first token, and of generations."""
+        prefill, first, decode = [], [], []
+        for _ in range(times + 1):
+            self._start()
+            whole = perf_counter()
+            prefill.append(_seconds(self._compute_prompt))
+            self._session.step(self._greedy)
+            first.append(perf_counter() - whole)
+        for _ in range(times + 1):
+            self._start()
+            # The first token needs no pass of its own if the context is not empty; so that `gen`
+            # passes are timed, it is sampled before the clock starts.
+            if not len(self._before):
+                self._session.prefill(self._prompt[:1])
+            self._session.step(self._greedy)
+            decode.append(_seconds(self._generate))
+        return prefill[1:], first[1:], decode[1:]
+
+    def _start(self) -> None:
+        self._session.truncate(0)
+        self._append(self._before)
+
+    def _compute_prompt(self) -> None:
+        self._append(self._prompt)
+
+    def _append(self, ids: Any) -> None:
+        for start in range(0, len(ids), self._chunk):
+            self._session.prefill(ids[start : start + self._chunk])
+
+    def _generate(self) -> None:
+        num_left = self._gen
+        while num_left > 0:
+            num_left -= len(self._session.step(self._greedy))
+
+
+def _describe(path: Path, native: NativeModel) -> dict[str, Any]:
+    from edgellm.cli.show import num_parameters
+    from edgellm.format import EdgeFile
+
+    with EdgeFile.open(path) as file:
+        head = file.meta["quantization"]["head"]
+        name = f"{file.meta['model']['architecture']} E4, head {head}"
+        parameters = num_parameters(file)
+    return {
+        "model": name,
+        "path": str(path),
+        "model_id": native.info.model_id,
+        "size_bytes": native.info.weight_bytes,
+        "num_parameters": parameters,
+        "backend": "CPU",
+        "isa": native.info.isa,
+        "threads": native.info.num_threads,
+    }
+
+
+def _text(result: dict[str, Any]) -> str:
+    at_depth = f" @ d{result['n_depth']}" if result["n_depth"] else ""
+    same = (
+        result["model"],
+        f"{result['size_bytes'] / 2**20:.2f} MiB",
+        f"{result['num_parameters'] / 1e6:.2f} M",
+        f"{result['backend']} {result['isa']}",
+        str(result["threads"]),
+    )
+    cells = [
+        (*same, f"pp{result['n_prompt']}{at_depth}", _speed(result, "prefill")),
+        (*same, f"tg{result['n_gen']}{at_depth}", _speed(result, "decode")),
+    ]
+    head = ("model", "size", "params", "backend", "threads", "test", "t/s")
+    lines = [
+        table(head, cells, (1, 2, 4, 5, 6)),
+        "",
+        f"time to first token  {result['ttft_ms']:.1f} ms after {result['n_prompt']} tokens",
+        f"peak memory          {format_bytes(result['peak_rss_bytes'])}",
+        f"weights per token    {format_bytes(result['bytes_per_token'])}",
+        f"decode reads         {result['decode_gb_s']:.1f} GB/s, {result['decode_share']:.0%} of"
+        f" the {result['probe_gb_s']:.1f} GB/s of plain reading",
+    ]
+    return "\n".join(lines)
+
+
+def _speed(result: dict[str, Any], what: str) -> str:
+    return f"{result[f'{what}_tok_s']:.2f} ± {result[f'{what}_sd']:.2f}"
+
+
+def _seconds(work: Callable[[], None]) -> float:
+    started = perf_counter()
+    work()
+    return perf_counter() - started
+
+
+def _sd(values: list[float]) -> float:
+    return statistics.stdev(values) if len(values) > 1 else 0.0

@@ -1,0 +1,95 @@
+"""`edgellm verify`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgellm.cli import _store
+from edgellm.errors import EdgeLLMError
+
+if TYPE_CHECKING:
+    from edgellm._native import NativeModel
+    from edgellm.text import ChatEncoder, Tokenizer
+
+__all__ = ["command"]
+
+
+@click.command()
+@_store.model_argument
+@click.option("-t", "--threads", type=click.IntRange(1), help="Default: CPUs of this process.")
+@click.option("--isa", help="Force an instruction set; see: edgellm kernels.")
+def command(model: str, threads: int | None, isa: str | None) -> None:
+    """Check a model file, then replay on this device what was recorded at its export.
+
+    The hashes of all sections, token ids of texts, rendered chats with their ids, and greedy
+    continuations must be the same. The first difference is named, and the exit code is 1.
+    """
+    from edgellm._native import NativeModel
+    from edgellm.format import EdgeFile
+    from edgellm.text import load_text
+
+    path = _store.resolve(model)
+    with EdgeFile.open(path, verify=True) as file:
+        click.echo(f"hashes         {len(file.sections)} sections, model id {file.model_id}")
+        vectors = file.test_vectors
+        tokenizer, chat = load_text(file)
+        _check_texts(tokenizer, vectors["texts"])
+        click.echo(f"texts          {len(vectors['texts'])} tokenised as at export")
+        _check_chats(chat, vectors["chats"])
+        click.echo(f"chats          {len(vectors['chats'])} rendered and tokenised as at export")
+        with NativeModel(path, threads=threads or 0, isa=isa) as native:
+            _check_greedy(native, vectors["greedy"])
+            count = sum(len(vector["continuation"]) for vector in vectors["greedy"])
+            click.echo(
+                f"continuations  {len(vectors['greedy'])} of {count} tokens in all, the same on"
+                f" {native.info.isa} with {native.info.num_threads} threads"
+            )
+    click.echo(f"{path} is right")
+
+
+def _check_texts(tokenizer: Tokenizer, vectors: list[dict[str, Any]]) -> None:
+    for number, vector in enumerate(vectors):
+        _compare(f"text {number}", "ids", tokenizer.encode(vector["text"]), vector["ids"])
+
+
+def _check_chats(chat: ChatEncoder | None, vectors: list[dict[str, Any]]) -> None:
+    if chat is None:
+        if vectors:
+            raise EdgeLLMError("verify: chats are recorded but the file has no chat template")
+        return
+    for number, vector in enumerate(vectors):
+        encoded = chat.encode(
+            vector["messages"], add_generation_prompt=vector["add_generation_prompt"]
+        )
+        _compare(f"chat {number}", "rendered text", encoded.text, vector["rendered"])
+        _compare(f"chat {number}", "ids", encoded.ids, vector["ids"])
+
+
+def _check_greedy(native: NativeModel, vectors: list[dict[str, Any]]) -> None:
+    from edgellm._native import Sampling
+
+    greedy = Sampling().to_struct()
+    for number, vector in enumerate(vectors):
+        wanted = vector["continuation"]
+        session = native.create_session(len(vector["ids"]) + len(wanted))
+        session.prefill(vector["ids"])
+        found: list[int] = []
+        while len(found) < len(wanted):
+            found += session.step(greedy)
+        session.close()
+        _compare(f"continuation {number}", "ids", found[: len(wanted)], wanted)
+
+
+def _compare(what: str, part: str, found: Any, wanted: Any) -> None:
+    if found == wanted:
+        return
+    at = next(
+        (i for i, pair in enumerate(zip(found, wanted, strict=False)) if pair[0] != pair[1]),
+        min(len(found), len(wanted)),
+    )
+    raise EdgeLLMError(
+        f"verify: {what}: {part} differ at {at}: here {found[at : at + 8]!r}, at export"
+        f" {wanted[at : at + 8]!r}"
+    )
