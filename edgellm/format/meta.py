@@ -101,9 +101,9 @@ def parse_json(data: bytes, where: str) -> Any:
     except json.JSONDecodeError as error:
         fail(f"JSON is broken at character {error.pos} ({error.msg})")
     level = [value]
-    for _ in range(spec.MAX_JSON_DEPTH + 1):
+    for _ in range(spec.MAX_JSON_DEPTH):
         level = [child for item in level for child in _children(item)]
-    if level:
+    if any(isinstance(item, list | dict) for item in level):
         fail(f"JSON is nested deeper than {spec.MAX_JSON_DEPTH}")
     return value
 

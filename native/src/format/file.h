@@ -17,7 +17,10 @@ typedef struct elm_tensor {
   uint64_t size; /* bytes */
 } elm_tensor;
 
-typedef enum elm_activation { ELM_ACTIVATION_SILU = 0, ELM_ACTIVATION_GELU_TANH = 1 } elm_activation;
+typedef enum elm_activation {
+  ELM_ACTIVATION_SILU = 0,
+  ELM_ACTIVATION_GELU_TANH = 1
+} elm_activation;
 
 typedef struct elm_layer_arch {
   int32_t rope;   /* which rope.{j}.inv_freq */

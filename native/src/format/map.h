@@ -1,0 +1,11 @@
+/* Mapping a file read-only: all of the operating system that the reader needs. */
+#ifndef ELM_FORMAT_MAP_H
+#define ELM_FORMAT_MAP_H
+
+#include "base/status.h"
+
+/* Maps the whole of a regular file; *data is NULL and *size 0 if it is empty. */
+elm_status elm_map_open(const char* path, const uint8_t** data, size_t* size, elm_error* error);
+void elm_map_close(const uint8_t* data, size_t size);
+
+#endif
