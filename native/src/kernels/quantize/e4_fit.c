@@ -16,13 +16,13 @@ enum {
   MAX_CODE = 15,
   MAX_BRACKET = 127, /* of s q - z, which is an int8 */
   MAX_OFFSET = 128,
-  LANES = 16,     /* candidates (s, z) measured at once */
-  NUM_TRIALS = 10 /* of D */
+  LANES = 16,    /* candidates (s, z) measured at once */
+  NUM_TRIALS = 6 /* of D */
 };
 
 /* Range of D tried, as a multiple of the least D that cuts nothing off. */
-#define LEAST_RATIO 0.9F
-#define RATIO_STEP 0.045F
+#define LEAST_RATIO 0.97F
+#define RATIO_STEP 0.02F
 
 /* A group's s and z with their squared error, in units of D^2. */
 typedef struct group_fit {
@@ -92,13 +92,13 @@ static void measure(const float* u, candidates* list, group_fit* best) {
   list->count = 0;
 }
 
-/* The best s and z of a group: every s from the one that covers the range down to 13/16 of it, with
+/* The best s and z of a group: every s from the one that covers the range down to 7/8 of it, with
  * every z that moves the grid by up to half a step from the middle of the range. */
 static group_fit fit_group(const float* u, group_range range, float inverse_d) {
   const float low = range.low * inverse_d;
   const float width = range.high * inverse_d - low;
   const int widest = clamp_int((int)(width / (float)MAX_CODE) + 1, 1, MAX_SCALE);
-  const int narrowest = clamp_int((widest * 13 + 8) / 16, 1, MAX_SCALE);
+  const int narrowest = clamp_int((widest * 14 + 8) / 16, 1, MAX_SCALE);
   group_fit best = {FLT_MAX, 1, 0};
   candidates list = {.count = 0};
   for (int scale = widest; scale >= narrowest; --scale) {
@@ -199,29 +199,24 @@ void elm_e4_fit(const float* weights, size_t num_groups, elm_e4_row* out) {
   const float least = find_ranges(weights, num_groups, ranges);
   double error = DBL_MAX;
   float d = 1.0F; /* of a row of zeros */
+  float next;
   memset(out, 0, sizeof *out);
   for (size_t g = 0; g < num_groups; ++g) {
     best[g] = (group_fit){0.0F, 1, 0};
   }
   for (int trial = 0; least > 0.0F && trial < NUM_TRIALS; ++trial) {
     const float tried = least * (LEAST_RATIO + RATIO_STEP * (float)trial);
-    const float next = tried > FLT_MIN ? tried : FLT_MIN;
-    const double next_error = fit_groups(weights, ranges, num_groups, next, error, fits);
+    double next_error;
+    next = tried > FLT_MIN ? tried : FLT_MIN;
+    next_error = fit_groups(weights, ranges, num_groups, next, error, fits);
     if (next_error < error) {
       error = next_error;
       d = next;
       memcpy(best, fits, sizeof best);
     }
   }
-  for (int step = 0; step < 2; ++step) {
-    const float next = encode(weights, num_groups, d, best, out);
-    const double next_error = fit_groups(weights, ranges, num_groups, next, error, fits);
-    if (!(next_error < error)) {
-      return;
-    }
-    error = next_error;
-    d = next;
-    memcpy(best, fits, sizeof best);
+  next = encode(weights, num_groups, d, best, out);
+  if (least > 0.0F && fit_groups(weights, ranges, num_groups, next, error, fits) < error) {
+    (void)encode(weights, num_groups, next, fits, out);
   }
-  (void)encode(weights, num_groups, d, best, out);
 }
