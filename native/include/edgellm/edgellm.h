@@ -51,8 +51,9 @@ typedef struct elm_error {
 ELM_API const char* elm_status_name(elm_status status);
 ELM_API const char* elm_version(void); /* "0.1.0" */
 ELM_API uint32_t elm_abi_version(void);
-/* One line per public struct, "name sizeof field offset field offset ...": bindings compare it. */
-ELM_API const char* elm_abi_layout(void);
+/* One line per public struct, "name sizeof field offset field offset ...", for bindings to compare
+ * with. Writes at most `capacity` bytes with the closing zero; returns the length without it. */
+ELM_API size_t elm_abi_layout(char* text, size_t capacity);
 
 /* ---- callbacks ------------------------------------------------------------------------------- */
 

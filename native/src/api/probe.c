@@ -1,0 +1,65 @@
+#include <string.h>
+#include <time.h>
+
+#include "base/memory.h"
+#include "base/threads.h"
+
+/* Each thread sums its part of a buffer; the best of several rounds is the machine's bandwidth. */
+typedef struct probe {
+  const uint8_t* data;
+  size_t bytes;
+  int32_t num_threads;
+  uint64_t sums[256];
+} probe;
+
+static void read_part(void* context, int32_t thread) {
+  probe* p = context;
+  const size_t lines = p->bytes / 64;
+  const size_t first = lines * (size_t)thread / (size_t)p->num_threads;
+  const size_t last = lines * (size_t)(thread + 1) / (size_t)p->num_threads;
+  uint64_t sums[8] = {0};
+  for (size_t line = first; line < last; ++line) {
+    uint64_t words[8];
+    memcpy(words, p->data + line * 64, sizeof words);
+    for (int i = 0; i < 8; ++i) {
+      sums[i] ^= words[i];
+    }
+  }
+  p->sums[thread] = sums[0] ^ sums[1] ^ sums[2] ^ sums[3] ^ sums[4] ^ sums[5] ^ sums[6] ^ sums[7];
+}
+
+static double seconds(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+elm_status elm_probe_read(uint64_t bytes, int32_t num_threads, double* bytes_per_second,
+                          elm_error* error) {
+  enum { NUM_ROUNDS = 7 };
+  if (bytes_per_second == NULL || bytes < 4096 || num_threads < 1 || num_threads > 256) {
+    return elm_fail(error, ELM_STATUS_INVALID_ARGUMENT,
+                    "elm_probe_read needs at least 4,096 bytes, 1 to 256 threads and a result");
+  }
+  const elm_allocator allocator = elm_allocator_default();
+  uint8_t* data = allocator.allocate(allocator.context, (size_t)bytes, 64);
+  if (data == NULL) {
+    return elm_fail(error, ELM_STATUS_OUT_OF_MEMORY, "no memory for a probe of %llu MiB",
+                    (unsigned long long)(bytes >> 20));
+  }
+  memset(data, 1, (size_t)bytes);
+  elm_pool* pool = NULL;
+  elm_status status = elm_pool_create(num_threads, &allocator, &pool, error);
+  probe p = {.data = data, .bytes = (size_t)bytes, .num_threads = num_threads};
+  double best = 0.0;
+  for (int round = 0; status == ELM_STATUS_OK && round < NUM_ROUNDS; ++round) {
+    const double start = seconds();
+    status = elm_pool_run(pool, read_part, &p, error);
+    const double rate = (double)bytes / (seconds() - start);
+    best = rate > best ? rate : best;
+  }
+  elm_pool_destroy(pool);
+  allocator.release(allocator.context, data, (size_t)bytes);
+  *bytes_per_second = best;
+  return status;
+}

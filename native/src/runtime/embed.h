@@ -1,0 +1,10 @@
+/* Rows of the embedding. */
+#ifndef ELM_RUNTIME_EMBED_H
+#define ELM_RUNTIME_EMBED_H
+
+#include "format/file.h"
+
+/* x[0..cols) = row `row` of `tensor` (E4 or E8) * scale, each number D * integer * scale. */
+void elm_embed_row(const elm_tensor* tensor, size_t row, float scale, float* x);
+
+#endif

@@ -1,0 +1,470 @@
+/* The forward pass. All threads walk the plan together; a barrier follows each step whose result
+ * another thread reads.
+ *
+ * A small pass (up to 4 rows: decode) is bound by reading weights, so norms and quantisation are
+ * done by every thread on its own copy, which saves four barriers a layer. A large pass (prefill)
+ * splits the rows instead. Both give the same bits: what a row's numbers are depends on neither. */
+#include <math.h>
+#include <string.h>
+
+#include "runtime/embed.h"
+#include "runtime/rope.h"
+#include "runtime/session.h"
+
+typedef struct forward {
+  elm_session* session;
+  const elm_model* model;
+  size_t num_rows;
+  size_t position; /* of row 0 */
+  bool is_small;
+  int32_t num_threads;
+  float* logits; /* caller's, or NULL */
+  size_t num_logits;
+  bool wants_newest; /* the newest row's logits into session->logits */
+  uint64_t num_barriers;
+} forward;
+
+static void barrier(forward* f, int32_t thread) {
+  if (f->num_threads > 1) {
+    elm_pool_barrier(f->model->pool);
+  }
+  if (thread == 0) {
+    ++f->num_barriers;
+  }
+}
+
+/* The next piece [*first, *last) of `total` units of a step: a quarter of a fair share of what is
+ * left, so that the pieces are long at first and a slow thread does not hold up the others. */
+static bool claim(const forward* f, const elm_step* step, size_t total, size_t multiple,
+                  size_t* first, size_t* last) {
+  atomic_size_t* taken = &f->session->claims[step - f->model->steps];
+  size_t now = atomic_load_explicit(taken, memory_order_relaxed);
+  for (;;) {
+    if (now >= total) {
+      return false;
+    }
+    size_t count = (total - now) / (2 * (size_t)f->num_threads);
+    count = (count + multiple - 1) / multiple * multiple;
+    count = count == 0 ? multiple : count;
+    count = count > total - now ? total - now : count;
+    if (atomic_compare_exchange_weak_explicit(taken, &now, now + count, memory_order_relaxed,
+                                              memory_order_relaxed)) {
+      *first = now;
+      *last = now + count;
+      return true;
+    }
+  }
+}
+
+/* Rows this thread works on in a step without barriers of its own. */
+static void rows_of(const forward* f, int32_t thread, size_t* first, size_t* last) {
+  if (f->is_small) {
+    *first = 0;
+    *last = f->num_rows;
+  } else {
+    *first = f->num_rows * (size_t)thread / (size_t)f->num_threads;
+    *last = f->num_rows * (size_t)(thread + 1) / (size_t)f->num_threads;
+  }
+}
+
+static float* residual(const forward* f, int32_t thread) {
+  return f->is_small ? f->session->threads[thread].x : f->session->x;
+}
+
+static void embed(const forward* f, int32_t thread) {
+  const elm_session* s = f->session;
+  size_t first, last;
+  rows_of(f, thread, &first, &last);
+  for (size_t m = first; m < last; ++m) {
+    elm_embed_row(f->model->embedding, (size_t)s->ids[f->position + m],
+                  f->model->arch->embedding_scale, residual(f, thread) + m * s->sizes.hidden);
+  }
+}
+
+static void rmsnorm(const forward* f, const float* x, const float* weight, size_t n, float* y) {
+  const elm_rmsnorm_args args = {x, weight, y, n, f->model->arch->norm_eps};
+  f->model->kernels.rmsnorm_f32(&args);
+}
+
+/* x += y, after the norm on y that some architectures have. */
+static void add_output(const forward* f, const elm_step* step, int32_t thread, size_t row, float* x) {
+  const elm_session* s = f->session;
+  const size_t n = (size_t)f->model->arch->hidden_size;
+  const float* y = s->y + row * s->sizes.hidden;
+  if (step->post_norm != NULL) {
+    rmsnorm(f, y, step->post_norm, n, s->threads[thread].norm);
+    y = s->threads[thread].norm;
+  }
+  for (size_t i = 0; i < n; ++i) {
+    x[i] += y[i];
+  }
+}
+
+static void quantise(const forward* f, const float* x, size_t n, const elm_q8* out, size_t row) {
+  const elm_quant_args args = {x, n, out, row};
+  f->model->kernels.quant_q8(&args);
+}
+
+static void norm(forward* f, const elm_step* step, int32_t thread) {
+  elm_session* s = f->session;
+  const size_t n = (size_t)f->model->arch->hidden_size;
+  const elm_q8* out = f->is_small ? &s->threads[thread].hidden : &s->q_hidden;
+  size_t first, last;
+  rows_of(f, thread, &first, &last);
+  for (size_t m = first; m < last; ++m) {
+    float* x = residual(f, thread) + m * s->sizes.hidden;
+    if (step->has_residual) {
+      add_output(f, step, thread, m, x);
+    }
+    rmsnorm(f, x, step->norm, n, s->threads[thread].norm);
+    quantise(f, s->threads[thread].norm, n, out, m);
+  }
+  if (!f->is_small) {
+    barrier(f, thread);
+  }
+}
+
+/* Quantises a shared (rows, stride) buffer; returns where this thread finds the result. */
+static const elm_q8* quantise_rows(forward* f, int32_t thread, const float* x, size_t stride,
+                                   size_t n, const elm_q8* own, const elm_q8* shared) {
+  size_t first, last;
+  rows_of(f, thread, &first, &last);
+  for (size_t m = first; m < last; ++m) {
+    quantise(f, x + m * stride, n, f->is_small ? own : shared, m);
+  }
+  if (f->is_small) {
+    return own;
+  }
+  barrier(f, thread);
+  return shared;
+}
+
+/* out = panels [first, last) of the matrix times x; column 0 of `out` is row 0 of panel `origin`. */
+static void multiply(const forward* f, const elm_matrix* matrix, const elm_q8* x, size_t first,
+                     size_t last, size_t origin, float* out, size_t out_stride) {
+  const elm_matmul_args args = {
+      .weights = (const uint8_t*)matrix->tensor->data + origin * matrix->panel_bytes,
+      .panel_bytes = matrix->panel_bytes,
+      .first_panel = first - origin,
+      .last_panel = last - origin,
+      .x = x,
+      .num_rows = f->num_rows,
+      .out = out,
+      .out_stride = out_stride,
+  };
+  if (f->is_small) {
+    matrix->gemv(&args);
+  } else {
+    matrix->gemm(&args);
+  }
+}
+
+static void multiply_shared(forward* f, const elm_step* step, int32_t thread, const elm_q8* x,
+                            float* out, size_t out_stride) {
+  size_t first, last;
+  while (claim(f, step, step->matrix.num_panels, 2, &first, &last)) {
+    multiply(f, &step->matrix, x, first, last, 0, out, out_stride);
+  }
+  barrier(f, thread);
+}
+
+/* Bias, norm and rotation of one head of one row. */
+static void finish_head(const forward* f, const elm_step* step, float* x, size_t head, size_t row,
+                        const float* weight, float scale) {
+  const elm_session* s = f->session;
+  const size_t n = (size_t)f->model->arch->head_dim;
+  if (step->bias != NULL) {
+    for (size_t i = 0; i < n; ++i) {
+      x[i] += step->bias[head * n + i];
+    }
+  }
+  if (weight != NULL) {
+    rmsnorm(f, x, weight, n, x);
+  }
+  if (scale != 0.0f) {
+    const size_t at = ((size_t)step->rope * s->chunk_length + row) * (n / 2);
+    const elm_rope_args args = {x, s->cosine + at, s->sine + at, n, scale};
+    f->model->kernels.rope_f32(&args);
+  }
+}
+
+/* A unit is a head: queries first, then a key head together with its value head, so that whoever
+ * computed a head's rows also rotates and stores them. */
+static void qkv(forward* f, const elm_step* step, int32_t thread) {
+  elm_session* s = f->session;
+  const elm_arch* arch = f->model->arch;
+  const size_t n = (size_t)arch->head_dim;
+  const size_t panels = n / ELM_PANEL_ROWS;
+  const size_t heads = (size_t)arch->num_heads, kv_heads = (size_t)arch->num_kv_heads;
+  const elm_q8* x = f->is_small ? &s->threads[thread].hidden : &s->q_hidden;
+  size_t first, last;
+  while (claim(f, step, heads + kv_heads, 1, &first, &last)) {
+    for (size_t unit = first; unit < last; ++unit) {
+      multiply(f, &step->matrix, x, unit * panels, (unit + 1) * panels, 0, s->qkv, s->sizes.qkv);
+      if (unit < heads) {
+        for (size_t m = 0; m < f->num_rows; ++m) {
+          float* q = s->qkv + m * s->sizes.qkv + unit * n;
+          finish_head(f, step, q, unit, m, step->q_norm, arch->attention_scale);
+        }
+        continue;
+      }
+      const size_t value = unit + kv_heads, head = unit - heads;
+      multiply(f, &step->matrix, x, value * panels, (value + 1) * panels, 0, s->qkv, s->sizes.qkv);
+      uint16_t* keys = elm_kv_keys(&s->cache, (size_t)step->layer, head);
+      uint16_t* values = elm_kv_values(&s->cache, (size_t)step->layer, head);
+      for (size_t m = 0; m < f->num_rows; ++m) {
+        float* k = s->qkv + m * s->sizes.qkv + unit * n;
+        float* v = s->qkv + m * s->sizes.qkv + value * n;
+        const size_t block = (f->position + m) / ELM_KV_BLOCK * ELM_KV_BLOCK * n;
+        finish_head(f, step, k, unit, m, step->k_norm, 1.0f);
+        finish_head(f, step, v, value, m, NULL, 0.0f);
+        const elm_kv_store_args args = {k, v, keys + block, values + block, n,
+                                        (f->position + m) % ELM_KV_BLOCK};
+        f->model->kernels.kv_store_f16(&args);
+      }
+    }
+  }
+  barrier(f, thread);
+}
+
+/* A unit is up to 8 queries on one key/value head: neighbouring tokens and the heads that share it. */
+static void attention(forward* f, const elm_step* step, int32_t thread) {
+  elm_session* s = f->session;
+  const elm_arch* arch = f->model->arch;
+  const size_t n = (size_t)arch->head_dim;
+  const size_t kv_heads = (size_t)arch->num_kv_heads;
+  const size_t group = (size_t)arch->num_heads / kv_heads;
+  const size_t queries = f->num_rows * group;
+  const size_t tiles = (queries + ELM_ATTENTION_MAX_QUERIES - 1) / ELM_ATTENTION_MAX_QUERIES;
+  size_t first, last;
+  while (claim(f, step, kv_heads * tiles, 1, &first, &last)) {
+    for (size_t unit = first; unit < last; ++unit) {
+      const size_t head = unit / tiles;
+      const size_t from = unit % tiles * ELM_ATTENTION_MAX_QUERIES;
+      elm_attention_args args = {
+          .k = elm_kv_keys(&s->cache, (size_t)step->layer, head),
+          .v = elm_kv_values(&s->cache, (size_t)step->layer, head),
+          .n = n,
+      };
+      for (size_t i = from; i < queries && i < from + ELM_ATTENTION_MAX_QUERIES; ++i) {
+        const size_t row = i / group, query_head = head * group + i % group;
+        const size_t end = f->position + row + 1, window = (size_t)step->window;
+        const size_t slot = args.num_queries++;
+        args.q[slot] = s->qkv + row * s->sizes.qkv + query_head * n;
+        args.out[slot] = s->attended + row * s->sizes.attended + query_head * n;
+        args.begin[slot] = window > 0 && end > window ? end - window : 0;
+        args.end[slot] = end;
+      }
+      f->model->kernels.attention_f16(&args);
+    }
+  }
+  barrier(f, thread);
+}
+
+/* A strip of panel pairs at a time: gate and up go through a small buffer into the activation. */
+static void gate_up(forward* f, const elm_step* step, int32_t thread) {
+  elm_session* s = f->session;
+  const elm_q8* x = f->is_small ? &s->threads[thread].hidden : &s->q_hidden;
+  float* strip = s->threads[thread].strip;
+  size_t first, last;
+  while (claim(f, step, step->matrix.num_panels / 2, 1, &first, &last)) {
+    for (size_t pair = first; pair < last; pair += ELM_STRIP_PAIRS) {
+      const size_t end = last - pair < ELM_STRIP_PAIRS ? last : pair + ELM_STRIP_PAIRS;
+      multiply(f, &step->matrix, x, 2 * pair, 2 * end, 2 * pair, strip, ELM_STRIP_COLS);
+      for (size_t m = 0; m < f->num_rows; ++m) {
+        const elm_glu_args args = {strip + m * ELM_STRIP_COLS,
+                                   s->ffn + m * s->sizes.ffn + pair * ELM_PANEL_ROWS, end - pair,
+                                   f->model->arch->activation == ELM_ACTIVATION_GELU_TANH};
+        f->model->kernels.glu_f32(&args);
+      }
+    }
+  }
+  barrier(f, thread);
+}
+
+/* The last layer's output joins the residual stream; the newest token's is kept for the head. */
+static void final(forward* f, const elm_step* step, int32_t thread) {
+  elm_session* s = f->session;
+  size_t first, last;
+  rows_of(f, thread, &first, &last);
+  for (size_t m = first; m < last; ++m) {
+    float* x = residual(f, thread) + m * s->sizes.hidden;
+    add_output(f, step, thread, m, x);
+    if (f->is_small && thread == 0) {
+      memcpy(s->x + m * s->sizes.hidden, x, s->sizes.hidden * sizeof(float));
+    }
+    if (m + 1 == f->num_rows && (thread == 0 || !f->is_small)) {
+      memcpy(s->last, x, s->sizes.hidden * sizeof(float));
+    }
+  }
+  barrier(f, thread);
+}
+
+/* Logits of `count` (at most 4) hidden states into session->logits. */
+static void head(forward* f, const elm_step* step, int32_t thread, const float* x, size_t count) {
+  elm_session* s = f->session;
+  const elm_arch* arch = f->model->arch;
+  const elm_private* own = &s->threads[thread];
+  forward small = *f; /* the same pass with few rows */
+  small.is_small = true;
+  small.num_rows = count;
+  for (size_t m = 0; m < count; ++m) {
+    rmsnorm(f, x + m * s->sizes.hidden, step->norm, (size_t)arch->hidden_size, own->norm);
+    quantise(f, own->norm, (size_t)arch->hidden_size, &own->hidden, m);
+  }
+  size_t first, last;
+  while (claim(f, step, step->matrix.num_panels, 2, &first, &last)) {
+    multiply(&small, &step->matrix, &own->hidden, first, last, 0, s->logits, s->sizes.vocab);
+  }
+  barrier(f, thread);
+}
+
+/* Rows past the tokenizer's last id are padding: they are never sampled. */
+static void mask_padding(const forward* f, float* logits) {
+  const elm_arch* arch = f->model->arch;
+  for (int32_t i = arch->num_tokens; i < arch->vocab_size; ++i) {
+    logits[i] = -(float)INFINITY;
+  }
+}
+
+static void newest_logits(forward* f, const elm_step* step, int32_t thread) {
+  head(f, step, thread, f->session->last, 1);
+  if (thread == 0) {
+    mask_padding(f, f->session->logits);
+  }
+}
+
+static void run_head(void* context, int32_t thread) {
+  forward* f = context;
+  newest_logits(f, &f->model->steps[f->model->num_steps - 1], thread);
+}
+
+/* The caller's logits, a few rows at a time. */
+static void all_logits(forward* f, const elm_step* step, int32_t thread) {
+  elm_session* s = f->session;
+  const size_t vocab = (size_t)f->model->arch->vocab_size;
+  for (size_t done = 0; done < f->num_logits; done += ELM_HEAD_ROWS) {
+    const size_t left = f->num_logits - done;
+    const size_t count = left < ELM_HEAD_ROWS ? left : ELM_HEAD_ROWS;
+    const size_t row = f->num_rows - left;
+    head(f, step, thread, s->x + row * s->sizes.hidden, count);
+    if (thread == 0) {
+      for (size_t m = 0; m < count; ++m) {
+        mask_padding(f, s->logits + m * s->sizes.vocab);
+        memcpy(f->logits + (done + m) * vocab, s->logits + m * s->sizes.vocab,
+               vocab * sizeof(float));
+      }
+      if (left == count && count > 1) { /* the newest row stays where it is looked for */
+        memcpy(s->logits, s->logits + (count - 1) * s->sizes.vocab, vocab * sizeof(float));
+      }
+      atomic_store_explicit(&s->claims[step - f->model->steps], 0, memory_order_relaxed);
+    }
+    barrier(f, thread);
+  }
+}
+
+static void run_pass(void* context, int32_t thread) {
+  forward* f = context;
+  elm_session* s = f->session;
+  for (size_t i = 0; i < f->model->num_steps; ++i) {
+    const elm_step* step = &f->model->steps[i];
+    const elm_arch* arch = f->model->arch;
+    const elm_q8* q;
+    switch (step->kind) {
+      case ELM_STEP_EMBED:
+        embed(f, thread);
+        break;
+      case ELM_STEP_NORM:
+        norm(f, step, thread);
+        break;
+      case ELM_STEP_QKV:
+        qkv(f, step, thread);
+        break;
+      case ELM_STEP_ATTENTION:
+        attention(f, step, thread);
+        break;
+      case ELM_STEP_OUT:
+        q = quantise_rows(f, thread, s->attended, s->sizes.attended,
+                          (size_t)arch->num_heads * (size_t)arch->head_dim,
+                          &s->threads[thread].attended, &s->q_attended);
+        multiply_shared(f, step, thread, q, s->y, s->sizes.hidden);
+        break;
+      case ELM_STEP_GATE_UP:
+        gate_up(f, step, thread);
+        break;
+      case ELM_STEP_DOWN:
+        q = quantise_rows(f, thread, s->ffn, s->sizes.ffn, (size_t)arch->ffn_size,
+                          &s->threads[thread].ffn, &s->q_ffn);
+        multiply_shared(f, step, thread, q, s->y, s->sizes.hidden);
+        break;
+      case ELM_STEP_FINAL:
+        final(f, step, thread);
+        break;
+      case ELM_STEP_HEAD:
+        if (f->num_logits > 0) {
+          all_logits(f, step, thread);
+        } else if (f->wants_newest) {
+          newest_logits(f, step, thread);
+        }
+        break;
+    }
+  }
+}
+
+static void reset_claims(elm_session* s) {
+  for (size_t i = 0; i < s->model->num_steps; ++i) {
+    atomic_store_explicit(&s->claims[i], 0, memory_order_relaxed);
+  }
+}
+
+elm_status elm_forward(elm_session* session, size_t count, float* logits, size_t num_logits,
+                       bool wants_newest, elm_error* error) {
+  const elm_model* model = session->model;
+  const size_t half = (size_t)model->arch->head_dim / 2;
+  forward f = {
+      .session = session,
+      .model = model,
+      .num_rows = count,
+      .position = session->num_computed,
+      .is_small = count <= ELM_GEMV_MAX_ROWS,
+      .num_threads = elm_pool_num_threads(model->pool),
+      .logits = logits,
+      .num_logits = logits == NULL ? 0 : num_logits,
+      .wants_newest = wants_newest,
+  };
+  for (size_t j = 0; j < (size_t)model->arch->num_ropes; ++j) {
+    for (size_t m = 0; m < count; ++m) {
+      const size_t at = (j * session->chunk_length + m) * half;
+      elm_rope_table((uint32_t)(f.position + m), model->inv_freq[j], half, session->cosine + at,
+                     session->sine + at);
+    }
+  }
+  reset_claims(session);
+  const elm_status status = elm_pool_run(model->pool, run_pass, &f, error);
+  if (status != ELM_STATUS_OK) {
+    return status;
+  }
+  session->num_computed += count;
+  session->hidden_at = session->num_computed;
+  session->logits_at = f.num_logits > 0 || wants_newest ? session->num_computed : 0;
+  session->num_passes += 1;
+  session->num_barriers += f.num_barriers;
+  return ELM_STATUS_OK;
+}
+
+elm_status elm_forward_head(elm_session* session, elm_error* error) {
+  forward f = {
+      .session = session,
+      .model = session->model,
+      .num_rows = 1,
+      .is_small = true,
+      .num_threads = elm_pool_num_threads(session->model->pool),
+  };
+  reset_claims(session);
+  const elm_status status = elm_pool_run(session->model->pool, run_head, &f, error);
+  if (status == ELM_STATUS_OK) {
+    session->logits_at = session->hidden_at;
+    session->num_barriers += f.num_barriers;
+  }
+  return status;
+}
