@@ -38,7 +38,7 @@ void ELM_NAME(const elm_quant_args* args) {
       largest = v_max_magnitude(v_abs(v_load(x + i)), largest);
     }
     const float amax = reduce_magnitude(largest); /* NaN if any input is: d carries it on */
-    const f16v inverse = v_set(amax > 0.0f ? 127.0f / amax : 0.0f);
+    const f16v inverse = v_set(amax > 0x1p-100f ? 127.0f / amax : 0.0f); /* finite: 0 stays 0 */
     for (size_t i = 0; i < count; i += 16) {
       const f16v scaled = v_mul(v_load(x + i), inverse);
       v_store_int8(q + first + i, v_max(v_min(scaled, v_set(127.0f)), v_set(-127.0f)));

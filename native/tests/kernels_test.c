@@ -1,0 +1,804 @@
+/* Every kernel row equals the definition of its op, bit for bit, whatever the tile, the range of
+ * panels or the number of rows; writes nothing else; and reads nothing it should not see.
+ *
+ * Usage: kernels_test [quick]     quick: fewer shapes, for emulators */
+#include "kernels/kernels.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/cpu.h"
+#include "edgellm/edgellm.h"
+#include "kernels/simd.h"
+#include "kernels/tile.h"
+
+enum { MAX_FAILURES = 20, CANARY = 0xA5, GUARD_BYTES = 64 };
+
+static bool is_quick;
+static int num_failures;
+static const char* current_row = "";
+
+static void fail(const char* format, ...) {
+  if (++num_failures > MAX_FAILURES) {
+    return;
+  }
+  va_list arguments;
+  va_start(arguments, format);
+  printf("FAIL %s: ", current_row);
+  vprintf(format, arguments);
+  printf("\n");
+  va_end(arguments);
+}
+
+/* ---- data ---------------------------------------------------------------------------------------
+ */
+
+static uint64_t random_state = 0x9E3779B97F4A7C15u;
+
+static uint32_t random_u32(void) {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  random_state ^= random_state << 17;
+  return (uint32_t)(random_state >> 32);
+}
+static int random_in(int first, int last) {
+  return first + (int)(random_u32() % (uint32_t)(last - first + 1));
+}
+static float random_float(float limit) {
+  return ((float)(random_u32() >> 8) * 0x1p-23f - 1.0f) * limit;
+}
+/* Zero, denormals, the ends of the range, infinities and NaN, or an ordinary number. */
+static float random_odd(void) {
+  static const float odd[] = {0.0f,      -0.0f,  0x1p-149f, -0x1p-149f, 0x1p-127f,
+                              0x1p-126f, 3e-39f, 1e-37f,    1e-20f,     3.4e38f,
+                              -3.4e38f,  1e30f,  INFINITY,  -INFINITY,  NAN};
+  const size_t count = sizeof odd / sizeof odd[0];
+  const size_t pick = random_u32() % (2 * count);
+  return pick < count ? odd[pick] : random_float(4.0f);
+}
+
+/* Memory between two canaries; check_guards says whether both are whole. */
+typedef struct guarded {
+  uint8_t* base;
+  size_t size;
+} guarded;
+
+static guarded guarded_new(size_t size) {
+  const size_t whole = (size + 2 * GUARD_BYTES + 63) / 64 * 64;
+  guarded memory = {aligned_alloc(64, whole), size};
+  if (memory.base == NULL) {
+    printf("out of memory\n");
+    exit(2);
+  }
+  memset(memory.base, CANARY, whole);
+  return memory;
+}
+static void* guarded_data(guarded memory) {
+  return memory.base + GUARD_BYTES;
+}
+static void guarded_free(guarded memory, const char* what) {
+  for (size_t i = 0; i < GUARD_BYTES; ++i) {
+    if (memory.base[i] != CANARY || memory.base[GUARD_BYTES + memory.size + i] != CANARY) {
+      fail("%s: wrote outside of its output", what);
+      break;
+    }
+  }
+  free(memory.base);
+}
+
+static uint32_t bits_of(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+/* The same bits, or both NaN: which NaN is not defined. */
+static bool is_same(float a, float b) {
+  return bits_of(a) == bits_of(b) || (isnan(a) && isnan(b));
+}
+
+static void check_floats(const float* got, const float* expected, size_t count, const char* what,
+                         size_t n) {
+  for (size_t i = 0; i < count; ++i) {
+    if (!is_same(got[i], expected[i])) {
+      fail("%s of n = %zu, element %zu: %a instead of %a", what, n, i, (double)got[i],
+           (double)expected[i]);
+      return;
+    }
+  }
+}
+
+/* ---- matrix products
+ * ----------------------------------------------------------------------------- */
+
+enum { NUM_PANELS = 3, NUM_WEIGHT_ROWS = NUM_PANELS * ELM_PANEL_ROWS, MAX_ROWS = 40 };
+/* ODD_SCALES: zero, denormal, huge, infinite and NaN scales. */
+typedef enum pattern { ORDINARY, AT_THE_LIMITS, ODD_SCALES, NUM_PATTERNS } pattern;
+
+/* A matrix in a tile format, activations, and their product by the definition. */
+typedef struct problem {
+  bool is_e4;
+  size_t num_cols;
+  size_t panel_bytes;
+  guarded weights;
+  guarded q, d, gsum, bsum;
+  elm_q8 x;
+  float expected[MAX_ROWS][NUM_WEIGHT_ROWS];
+} problem;
+
+/* A group's scale and zero within -128 <= s*q - z <= 127. */
+static void pick_group(pattern kind, int* s, int* z) {
+  static const int limits[5][2] = {{15, 98}, {15, 128}, {1, 0}, {1, 128}, {8, 0}};
+  if (kind == AT_THE_LIMITS) {
+    const int pick = random_in(0, 4);
+    *s = limits[pick][0];
+    *z = limits[pick][1];
+  } else {
+    *s = random_in(1, 15);
+    *z = random_in(15 * *s > 127 ? 15 * *s - 127 : 0, 128);
+  }
+}
+
+/* Fills row `r` of an E4 tile and the integer weights w (cols) it stands for. */
+static void encode_e4_row(pattern kind, uint8_t* tile, size_t cols, size_t r, int8_t* w) {
+  uint32_t word = 0;
+  for (size_t g = 0; g < cols / ELM_GROUP; ++g) {
+    int s, z;
+    pick_group(kind, &s, &z);
+    word |= (uint32_t)s << (4 * g);
+    tile[cols / 8 * ELM_LINE + ELM_LINE * (1 + g / 4) + 4 * r + g % 4] = (uint8_t)z;
+    const int whole_group = random_in(0, 2); /* at the limits: all 0, all 15 or mixed */
+    for (size_t k = g * ELM_GROUP; k < (g + 1) * ELM_GROUP; ++k) {
+      int code = random_in(0, 15);
+      if (kind == AT_THE_LIMITS) {
+        code = whole_group == 2 ? 15 * random_in(0, 1) : 15 * whole_group;
+      }
+      tile[k / 8 * ELM_LINE + 4 * r + k % 4] |= (uint8_t)(k % 8 < 4 ? code : code << 4);
+      w[k] = (int8_t)(s * code - z);
+    }
+  }
+  memcpy(tile + cols / 8 * ELM_LINE + 4 * r, &word, sizeof word);
+}
+
+static void encode_e8_row(pattern kind, uint8_t* tile, size_t cols, size_t r, int8_t* w) {
+  const int whole_row = random_in(-1, 1);
+  for (size_t k = 0; k < cols; ++k) {
+    int code = random_in(-127, 127);
+    if (kind == AT_THE_LIMITS) {
+      code = whole_row == 0 ? 127 - 254 * random_in(0, 1) : 127 * whole_row;
+    }
+    tile[k / 4 * ELM_LINE + 4 * r + k % 4] = (uint8_t)code;
+    w[k] = (int8_t)code;
+  }
+}
+
+static float pick_scale(pattern kind) {
+  return kind == ODD_SCALES ? random_odd() : 0x1p-9f + fabsf(random_float(0.02f));
+}
+
+static void fill_activations(problem* p, pattern kind) {
+  const elm_q8* x = &p->x;
+  static const uint8_t order[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+  for (size_t m = 0; m < MAX_ROWS; ++m) {
+    for (size_t s = 0; s < x->num_superblocks; ++s) {
+      const size_t cols = elm_superblock_cols(x->num_cols, s), block = m * x->num_superblocks + s;
+      int8_t* q = x->q + m * x->stride + s * ELM_SUPERBLOCK;
+      int32_t sums[8] = {0}, total = 0;
+      const int sign = random_in(-1, 1);
+      for (size_t k = 0; k < cols; ++k) {
+        int value = random_in(-127, 127);
+        if (kind == AT_THE_LIMITS) {
+          value = sign == 0 ? 127 - 254 * random_in(0, 1) : 127 * sign;
+        }
+        q[k] = (int8_t)(m % 8 == 5 ? 0 : value); /* every eighth row is zero */
+        sums[k / ELM_GROUP] += q[k];
+        total += q[k];
+      }
+      for (size_t i = 0; i < 8; ++i) {
+        x->gsum[block * 8 + i] = (int16_t)sums[order[i]];
+      }
+      x->bsum[block] = total;
+      x->d[block] = m % 8 == 5 ? 0.0f : pick_scale(kind);
+    }
+  }
+}
+
+static problem* problem_new(bool is_e4, size_t num_cols, pattern kind) {
+  problem* p = malloc(sizeof *p);
+  const size_t num_superblocks = (num_cols + ELM_SUPERBLOCK - 1) / ELM_SUPERBLOCK;
+  p->is_e4 = is_e4;
+  p->num_cols = num_cols;
+  p->panel_bytes = is_e4 ? elm_e4_panel_bytes(num_cols) : elm_e8_panel_bytes(num_cols);
+  p->weights = guarded_new(NUM_PANELS * p->panel_bytes);
+  p->x.num_cols = num_cols;
+  p->x.num_superblocks = num_superblocks;
+  p->x.stride = num_cols + 32;
+  p->q = guarded_new(MAX_ROWS * p->x.stride);
+  p->d = guarded_new(MAX_ROWS * num_superblocks * sizeof(float));
+  p->gsum = guarded_new(MAX_ROWS * num_superblocks * 8 * sizeof(int16_t));
+  p->bsum = guarded_new(MAX_ROWS * num_superblocks * sizeof(int32_t));
+  p->x.q = guarded_data(p->q);
+  p->x.d = guarded_data(p->d);
+  p->x.gsum = guarded_data(p->gsum);
+  p->x.bsum = guarded_data(p->bsum);
+  fill_activations(p, kind);
+
+  memset(guarded_data(p->weights), 0, p->weights.size);
+  memset(p->expected, 0, sizeof p->expected);
+  for (size_t row = 0; row < NUM_WEIGHT_ROWS; ++row) {
+    uint8_t* tile = (uint8_t*)guarded_data(p->weights) + row / ELM_PANEL_ROWS * p->panel_bytes;
+    const size_t r = row % ELM_PANEL_ROWS;
+    for (size_t s = 0; s < num_superblocks; ++s) {
+      const size_t cols = elm_superblock_cols(num_cols, s);
+      const float d = pick_scale(kind);
+      int8_t w[ELM_SUPERBLOCK];
+      (is_e4 ? encode_e4_row : encode_e8_row)(kind, tile, cols, r, w);
+      const size_t bytes = is_e4 ? elm_e4_tile_bytes(cols) : elm_e8_tile_bytes(cols);
+      memcpy(tile + bytes - ELM_LINE + 4 * r, &d, sizeof d);
+      tile += bytes;
+      for (size_t m = 0; m < MAX_ROWS; ++m) {
+        const int8_t* q = p->x.q + m * p->x.stride + s * ELM_SUPERBLOCK;
+        int32_t sum = 0;
+        for (size_t k = 0; k < cols; ++k) {
+          sum += w[k] * q[k];
+        }
+        float* acc = &p->expected[m][row];
+        *acc = fmaf((float)sum, d * p->x.d[m * num_superblocks + s], *acc);
+      }
+    }
+  }
+  return p;
+}
+
+static void problem_free(problem* p) {
+  guarded_free(p->weights, "weights");
+  guarded_free(p->q, "q");
+  guarded_free(p->d, "d");
+  guarded_free(p->gsum, "gsum");
+  guarded_free(p->bsum, "bsum");
+  free(p);
+}
+
+/* Runs a row on panels [first, last) and num_rows rows: those outputs are right, no other changed.
+ */
+static void check_product(elm_gemm_q8_e4_fn function, const problem* p, size_t num_rows,
+                          size_t first, size_t last) {
+  enum { STRIDE = NUM_WEIGHT_ROWS + 16 };
+  const guarded memory = guarded_new(num_rows * STRIDE * sizeof(float));
+  float* out = guarded_data(memory);
+  float canary;
+  memcpy(&canary, out, sizeof canary);
+  const elm_matmul_args args = {.weights = guarded_data(p->weights),
+                                .panel_bytes = p->panel_bytes,
+                                .first_panel = first,
+                                .last_panel = last,
+                                .x = &p->x,
+                                .num_rows = num_rows,
+                                .out = out,
+                                .out_stride = STRIDE};
+  function(&args);
+  for (size_t m = 0; m < num_rows; ++m) {
+    for (size_t row = 0; row < STRIDE; ++row) {
+      const bool is_output = row >= first * ELM_PANEL_ROWS && row < last * ELM_PANEL_ROWS;
+      const float expected = is_output ? p->expected[m][row] : canary;
+      if (!is_same(out[m * STRIDE + row], expected)) {
+        fail("K = %zu, M = %zu, panels %zu..%zu, row %zu, activation %zu: %a instead of %a",
+             p->num_cols, num_rows, first, last, row, m, (double)out[m * STRIDE + row],
+             (double)expected);
+        m = num_rows - 1;
+        break;
+      }
+    }
+  }
+  guarded_free(memory, "out");
+}
+
+static void check_row_on_problem(const elm_kernel_row* row, const problem* p) {
+  const elm_gemm_q8_e4_fn function = (elm_gemm_q8_e4_fn)row->function;
+  const bool is_gemv = row->op == ELM_OP_gemv_q8_e4 || row->op == ELM_OP_gemv_q8_e8;
+  const size_t most = is_gemv ? ELM_GEMV_MAX_ROWS : MAX_ROWS;
+  const bool is_slow = is_quick || p->num_cols > 600 || row->isa == ELM_ISA_REF;
+  for (size_t num_rows = 1; num_rows <= most; ++num_rows) {
+    if (is_slow && num_rows > 13 && num_rows != MAX_ROWS) {
+      continue;
+    }
+    check_product(function, p, num_rows, 0, NUM_PANELS);
+  }
+  check_product(function, p, most, 1, 2);
+  check_product(function, p, 1, 0, 2);
+  check_product(function, p, 2, 2, 3);
+  check_product(function, p, 3, 1, 1);
+}
+
+static void check_products(bool is_e4, const elm_kernel_row* rows, size_t num_rows, uint32_t isas) {
+  static const size_t all_cols[] = {32, 64, 96, 256, 288, 576, 896, 1536, 4864};
+  static const size_t quick_cols[] = {32, 96, 256, 288, 576};
+  const size_t* cols = is_quick ? quick_cols : all_cols;
+  const size_t num_cols = is_quick ? 5 : 9;
+  for (size_t c = 0; c < num_cols; ++c) {
+    for (pattern kind = 0; kind < NUM_PATTERNS; ++kind) {
+      problem* p = problem_new(is_e4, cols[c], kind);
+      for (size_t i = 0; i < num_rows; ++i) {
+        const bool is_e4_row = rows[i].op == ELM_OP_gemv_q8_e4 || rows[i].op == ELM_OP_gemm_q8_e4;
+        const bool is_e8_row = rows[i].op == ELM_OP_gemv_q8_e8 || rows[i].op == ELM_OP_gemm_q8_e8;
+        if ((is_e4 ? is_e4_row : is_e8_row) && (isas >> rows[i].isa & 1)) {
+          current_row = rows[i].name;
+          check_row_on_problem(&rows[i], p);
+        }
+      }
+      problem_free(p);
+    }
+  }
+}
+
+/* ---- elementwise ops
+ * ------------------------------------------------------------------------------ */
+
+/* n floats between canaries: random, all small, all large, or odd. */
+static guarded random_floats(size_t n, size_t kind) {
+  const guarded memory = guarded_new(n * sizeof(float));
+  float* x = guarded_data(memory);
+  static const float limits[] = {1.0f, 1e-39f, 1e18f, 90.0f};
+  for (size_t i = 0; i < n; ++i) {
+    x[i] = kind < 4 ? random_float(limits[kind]) : random_odd();
+  }
+  return memory;
+}
+enum { NUM_KINDS = 5 };
+
+static void check_rmsnorm(elm_rmsnorm_f32_fn function, size_t n, size_t kind) {
+  const guarded x = random_floats(n, kind), weight = random_floats(n, 0);
+  const guarded y = guarded_new(n * sizeof(float)), expected = guarded_new(n * sizeof(float));
+  elm_rmsnorm_args args = {guarded_data(x), guarded_data(weight), guarded_data(expected), n, 1e-6f};
+  elm_rmsnorm_f32__ref(&args);
+  args.y = guarded_data(y);
+  function(&args);
+  check_floats(guarded_data(y), guarded_data(expected), n, "norm", n);
+  args.y = guarded_data(x); /* in place */
+  function(&args);
+  check_floats(guarded_data(x), guarded_data(expected), n, "norm in place", n);
+  guarded_free(x, "x");
+  guarded_free(weight, "weight");
+  guarded_free(y, "y");
+  guarded_free(expected, "expected");
+}
+
+typedef struct quantized {
+  guarded q, d, gsum, bsum;
+  elm_q8 out;
+} quantized;
+
+static quantized quantized_new(size_t n) {
+  quantized z;
+  z.out.num_cols = (n + ELM_GROUP - 1) / ELM_GROUP * ELM_GROUP;
+  z.out.stride = z.out.num_cols;
+  z.out.num_superblocks = (n + ELM_SUPERBLOCK - 1) / ELM_SUPERBLOCK;
+  z.q = guarded_new(2 * z.out.stride);
+  z.d = guarded_new(2 * z.out.num_superblocks * sizeof(float));
+  z.gsum = guarded_new(2 * z.out.num_superblocks * 8 * sizeof(int16_t));
+  z.bsum = guarded_new(2 * z.out.num_superblocks * sizeof(int32_t));
+  z.out.q = guarded_data(z.q);
+  z.out.d = guarded_data(z.d);
+  z.out.gsum = guarded_data(z.gsum);
+  z.out.bsum = guarded_data(z.bsum);
+  return z;
+}
+static void quantized_free(quantized z) {
+  guarded_free(z.q, "q");
+  guarded_free(z.d, "d");
+  guarded_free(z.gsum, "gsum");
+  guarded_free(z.bsum, "bsum");
+}
+
+/* What a quantised row promises, apart from how it is made. */
+static void check_quantized_meaning(const float* x, size_t n, const elm_q8* out) {
+  static const uint8_t order[8] = {0, 2, 1, 3, 4, 6, 5, 7};
+  for (size_t s = 0; s < out->num_superblocks; ++s) {
+    const float d = out->d[out->num_superblocks + s];
+    int32_t sums[8] = {0}, total = 0;
+    for (size_t k = 0; k < elm_superblock_cols(out->num_cols, s); ++k) {
+      const size_t i = s * ELM_SUPERBLOCK + k;
+      const int q = out->q[out->stride + i];
+      const double error = (i < n ? (double)x[i] : 0.0) - (double)d * q;
+      if (isfinite(d) &&
+          (q < -127 || (i >= n && q != 0) || fabs(error) > 0.5001 * (double)d + 0x1p-96)) {
+        fail("quantised n = %zu, element %zu: %a became %d * %a", n, i, i < n ? (double)x[i] : 0.0,
+             q, (double)d);
+        return;
+      }
+      sums[k / ELM_GROUP] += q;
+      total += q;
+    }
+    const int16_t* gsum = out->gsum + (out->num_superblocks + s) * 8;
+    for (size_t i = 0; i < 8; ++i) {
+      if (gsum[i] != sums[order[i]]) {
+        fail("n = %zu, superblock %zu: group sum %zu is %d instead of %d", n, s, i, gsum[i],
+             (int)sums[order[i]]);
+      }
+    }
+    if (out->bsum[out->num_superblocks + s] != total) {
+      fail("n = %zu, superblock %zu: sum is wrong", n, s);
+    }
+  }
+}
+
+static void check_quant(elm_quant_q8_fn function, size_t n, size_t kind) {
+  const guarded x = random_floats(n, kind);
+  if (kind == 0) { /* halves, which round to even */
+    float* halves = guarded_data(x);
+    for (size_t i = 0; i < n; ++i) {
+      halves[i] = (float)random_in(-127, 126) + 0.5f;
+    }
+    halves[0] = -127.0f;
+  }
+  const quantized got = quantized_new(n), expected = quantized_new(n);
+  elm_quant_args args = {guarded_data(x), n, &expected.out, 1};
+  elm_quant_q8__ref(&args);
+  args.out = &got.out;
+  function(&args);
+  const size_t num_superblocks = got.out.num_superblocks;
+  for (size_t s = 0; s < num_superblocks; ++s) {
+    const float d = expected.out.d[num_superblocks + s];
+    if (!is_same(got.out.d[num_superblocks + s], d)) {
+      fail("n = %zu, superblock %zu: scale %a instead of %a", n, s,
+           (double)got.out.d[num_superblocks + s], (double)d);
+    }
+    const size_t offset = got.out.stride + s * ELM_SUPERBLOCK;
+    /* a scale that is not finite already spoils every product: q does not matter */
+    if (isfinite(d) && memcmp(got.out.q + offset, expected.out.q + offset,
+                              elm_superblock_cols(got.out.num_cols, s)) != 0) {
+      fail("n = %zu, superblock %zu: other integers than ref", n, s);
+    }
+  }
+  check_quantized_meaning(guarded_data(x), n, &got.out);
+  guarded_free(x, "x");
+  quantized_free(got);
+  quantized_free(expected);
+}
+
+static void check_glu(elm_glu_f32_fn function, size_t num_pairs, size_t kind, bool is_gelu) {
+  const size_t n = 16 * num_pairs;
+  const guarded x = random_floats(2 * n, kind);
+  const guarded out = guarded_new(n * sizeof(float)), expected = guarded_new(n * sizeof(float));
+  elm_glu_args args = {guarded_data(x), guarded_data(expected), num_pairs, is_gelu};
+  elm_glu_f32__ref(&args);
+  args.out = guarded_data(out);
+  function(&args);
+  check_floats(guarded_data(out), guarded_data(expected), n, is_gelu ? "gelu" : "silu", n);
+  guarded_free(x, "x");
+  guarded_free(out, "out");
+  guarded_free(expected, "expected");
+}
+
+static void check_rope(elm_rope_f32_fn function, size_t n, size_t kind) {
+  const guarded x = random_floats(n, kind), cosine = random_floats(n / 2, 0);
+  const guarded sine = random_floats(n / 2, 0), expected = guarded_new(n * sizeof(float));
+  memcpy(guarded_data(expected), guarded_data(x), n * sizeof(float));
+  elm_rope_args args = {guarded_data(expected), guarded_data(cosine), guarded_data(sine), n,
+                        0.125f};
+  elm_rope_f32__ref(&args);
+  args.x = guarded_data(x);
+  function(&args);
+  check_floats(guarded_data(x), guarded_data(expected), n, "rotation", n);
+  guarded_free(x, "x");
+  guarded_free(cosine, "cos");
+  guarded_free(sine, "sin");
+  guarded_free(expected, "expected");
+}
+
+static void check_kv_store(elm_kv_store_f16_fn function, size_t n, size_t kind, size_t slot) {
+  const guarded k = random_floats(n, kind), v = random_floats(n, kind);
+  const size_t bytes = n * ELM_KV_BLOCK * sizeof(uint16_t);
+  guarded blocks[4];
+  for (size_t i = 0; i < 4; ++i) {
+    blocks[i] = guarded_new(bytes);
+  }
+  elm_kv_store_args args = {
+      guarded_data(k), guarded_data(v), guarded_data(blocks[0]), guarded_data(blocks[1]), n, slot};
+  elm_kv_store_f16__ref(&args);
+  args.k_block = guarded_data(blocks[2]);
+  args.v_block = guarded_data(blocks[3]);
+  function(&args);
+  if (memcmp(guarded_data(blocks[0]), guarded_data(blocks[2]), bytes) != 0 ||
+      memcmp(guarded_data(blocks[1]), guarded_data(blocks[3]), bytes) != 0) {
+    fail("n = %zu, slot %zu: other halves than ref", n, slot);
+  }
+  guarded_free(k, "k");
+  guarded_free(v, "v");
+  for (size_t i = 0; i < 4; ++i) {
+    guarded_free(blocks[i], "block");
+  }
+}
+
+/* ---- attention
+ * ------------------------------------------------------------------------------------ */
+
+enum { NUM_TOKENS = 5 * ELM_KV_BLOCK, MAX_QUERIES = ELM_ATTENTION_MAX_QUERIES };
+
+typedef struct attention_problem {
+  size_t n;
+  guarded q, k, v;
+  elm_attention_args args; /* without outputs */
+  float expected[MAX_QUERIES][256];
+} attention_problem;
+
+static const size_t ranges[][2] = {{0, 1},   {0, 32},  {0, 33},   {7, 70},    {31, 33}, {40, 41},
+                                   {0, 160}, {63, 64}, {64, 128}, {100, 159}, {5, 9},   {33, 97},
+                                   {0, 131}, {0, 132}, {0, 133},  {0, 134}};
+
+/* Keys and values outside of every query's range are NaN: they must not be seen. */
+static attention_problem* attention_new(size_t n, size_t first_range, size_t num_queries,
+                                        float scale) {
+  attention_problem* p = malloc(sizeof *p);
+  p->n = n;
+  p->q = guarded_new(MAX_QUERIES * n * sizeof(float));
+  p->k = guarded_new(NUM_TOKENS * n * sizeof(uint16_t));
+  p->v = guarded_new(NUM_TOKENS * n * sizeof(uint16_t));
+  float* q = guarded_data(p->q);
+  uint16_t* k = guarded_data(p->k);
+  uint16_t* v = guarded_data(p->v);
+  p->args = (elm_attention_args){.num_queries = num_queries, .k = k, .v = v, .n = n};
+  size_t low = NUM_TOKENS, high = 0;
+  for (size_t a = 0; a < num_queries; ++a) {
+    const size_t* range = ranges[(first_range + a) % (sizeof ranges / sizeof ranges[0])];
+    p->args.q[a] = q + a * n;
+    p->args.begin[a] = range[0];
+    p->args.end[a] = range[1];
+    low = range[0] < low ? range[0] : low;
+    high = range[1] > high ? range[1] : high;
+    for (size_t i = 0; i < n; ++i) {
+      q[a * n + i] = random_float(scale);
+    }
+  }
+  for (size_t j = 0; j < NUM_TOKENS; ++j) {
+    const bool is_seen = j >= low && j < high;
+    for (size_t i = 0; i < n; ++i) {
+      const size_t block = j / ELM_KV_BLOCK * ELM_KV_BLOCK * n;
+      k[block + i * ELM_KV_BLOCK + j % ELM_KV_BLOCK] =
+          is_seen ? v_float_to_half(random_float(1.0f)) : 0x7E00;
+      v[j * n + i] = is_seen ? v_float_to_half(random_float(1.0f)) : 0x7E00;
+    }
+  }
+  for (size_t a = 0; a < num_queries; ++a) {
+    p->args.out[a] = p->expected[a];
+  }
+  elm_attention_f16__ref(&p->args);
+  return p;
+}
+
+static void attention_free(attention_problem* p) {
+  guarded_free(p->q, "q");
+  guarded_free(p->k, "k");
+  guarded_free(p->v, "v");
+  free(p);
+}
+
+/* ref is softmax(q k) v, computed here in double, to within a few roundings. */
+static void check_attention_meaning(const attention_problem* p) {
+  for (size_t a = 0; a < p->args.num_queries; ++a) {
+    double scores[NUM_TOKENS], sum = 0.0, max = -INFINITY;
+    for (size_t j = p->args.begin[a]; j < p->args.end[a]; ++j) {
+      const uint16_t* k = p->args.k + j / ELM_KV_BLOCK * ELM_KV_BLOCK * p->n + j % ELM_KV_BLOCK;
+      scores[j] = 0.0;
+      for (size_t i = 0; i < p->n; ++i) {
+        scores[j] += (double)p->args.q[a][i] * (double)v_half_to_float(k[i * ELM_KV_BLOCK]);
+      }
+      max = scores[j] > max ? scores[j] : max;
+    }
+    for (size_t j = p->args.begin[a]; j < p->args.end[a]; ++j) {
+      scores[j] = exp(scores[j] - max);
+      sum += scores[j];
+    }
+    for (size_t i = 0; i < p->n; ++i) {
+      double out = 0.0;
+      for (size_t j = p->args.begin[a]; j < p->args.end[a]; ++j) {
+        out += scores[j] / sum * (double)v_half_to_float(p->args.v[j * p->n + i]);
+      }
+      if (!(fabs(out - (double)p->expected[a][i]) < 2e-5)) {
+        fail("ref, n = %zu, query %zu, element %zu: %g instead of %g", p->n, a, i,
+             (double)p->expected[a][i], out);
+        return;
+      }
+    }
+  }
+}
+
+static void check_attention(elm_attention_f16_fn function, const attention_problem* p) {
+  elm_attention_args args = p->args;
+  guarded outs[MAX_QUERIES];
+  for (size_t a = 0; a < args.num_queries; ++a) {
+    outs[a] = guarded_new(p->n * sizeof(float));
+    args.out[a] = guarded_data(outs[a]);
+  }
+  function(&args);
+  for (size_t a = 0; a < args.num_queries; ++a) {
+    check_floats(args.out[a], p->expected[a], p->n, "attention", p->n);
+    guarded_free(outs[a], "out");
+  }
+}
+
+static void check_attentions(const elm_kernel_row* rows, size_t num_rows, uint32_t isas) {
+  static const size_t sizes[] = {16, 32, 48, 64, 80, 96, 128, 256};
+  for (size_t c = 0; c < sizeof sizes / sizeof sizes[0]; ++c) {
+    for (size_t first = 0; first < sizeof ranges / sizeof ranges[0]; ++first) {
+      for (size_t num_queries = 1; num_queries <= MAX_QUERIES; ++num_queries) {
+        if (is_quick && (first + num_queries + c) % 4 != 0) {
+          continue;
+        }
+        /* every third: scores so large that most probabilities are zero */
+        const bool is_sharp = (first + num_queries) % 3 == 0;
+        attention_problem* p = attention_new(sizes[c], first, num_queries, is_sharp ? 40.0f : 1.0f);
+        current_row = "elm_attention_f16__ref";
+        if (!is_sharp) {
+          check_attention_meaning(p);
+        }
+        for (size_t i = 0; i < num_rows; ++i) {
+          if (rows[i].op == ELM_OP_attention_f16 && (isas >> rows[i].isa & 1)) {
+            current_row = rows[i].name;
+            check_attention((elm_attention_f16_fn)rows[i].function, p);
+          }
+        }
+        attention_free(p);
+      }
+    }
+  }
+}
+
+/* A NaN or an infinity in a key that is attended to reaches the output. */
+static void check_attention_nonfinite(elm_attention_f16_fn function) {
+  static const uint16_t bad[] = {0x7E00, 0x7C00, 0xFE01};
+  for (size_t b = 0; b < sizeof bad / sizeof bad[0]; ++b) {
+    attention_problem* p = attention_new(64, 6, 3, 1.0f);
+    ((uint16_t*)guarded_data(p->k))[ELM_KV_BLOCK * 64 * 2 + 5 * ELM_KV_BLOCK] = bad[b];
+    ((float*)guarded_data(p->q))[5] = 0.5f; /* so that an infinite score is the largest */
+    float out[MAX_QUERIES][64];
+    for (size_t a = 0; a < 3; ++a) {
+      p->args.out[a] = out[a];
+    }
+    function(&p->args);
+    if (isfinite(out[0][0])) {
+      fail("a key of %04x was lost", bad[b]);
+    }
+    attention_free(p);
+  }
+}
+
+/* ---- the elementwise rows
+ * ------------------------------------------------------------------------- */
+
+static void check_elementwise(const elm_kernel_row* row) {
+  static const size_t sizes[] = {1, 7, 16, 17, 31, 32, 64, 100, 255, 256, 257, 576, 896, 1152};
+  static const size_t heads[] = {16, 32, 48, 64, 80, 96, 128, 256};
+  current_row = row->name;
+  for (size_t kind = 0; kind < NUM_KINDS; ++kind) {
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; ++i) {
+      if (row->op == ELM_OP_rmsnorm_f32) {
+        check_rmsnorm((elm_rmsnorm_f32_fn)row->function, sizes[i], kind);
+      } else if (row->op == ELM_OP_quant_q8) {
+        check_quant((elm_quant_q8_fn)row->function, sizes[i], kind);
+      } else if (row->op == ELM_OP_glu_f32) {
+        check_glu((elm_glu_f32_fn)row->function, i + 1, kind, false);
+        check_glu((elm_glu_f32_fn)row->function, i + 1, kind, true);
+      }
+    }
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; ++i) {
+      if (row->op == ELM_OP_rope_f32) {
+        check_rope((elm_rope_f32_fn)row->function, heads[i], kind);
+      } else if (row->op == ELM_OP_kv_store_f16) {
+        check_kv_store((elm_kv_store_f16_fn)row->function, heads[i], kind, 4 * i + 3);
+      }
+    }
+  }
+  if (row->op == ELM_OP_attention_f16) {
+    check_attention_nonfinite((elm_attention_f16_fn)row->function);
+  }
+}
+
+/* ---- accuracy of the definitions, against double
+ * --------------------------------------------------- */
+
+static double ulps(float got, double expected) {
+  int exponent;
+  (void)frexp(expected, &exponent);
+  return fabs((double)got - expected) / ldexp(1.0, exponent - 24);
+}
+
+static void check_accuracy(void) {
+  double exp_error = 0.0, sigmoid_error = 0.0, silu_error = 0.0, gelu_error = 0.0;
+  const int steps = is_quick ? 2000 : 40000;
+  for (int step = 0; step < steps; ++step) {
+    float x[32], got[16];
+    for (int i = 0; i < 16; ++i) {
+      x[i] = random_float(87.0f);
+      x[i + 16] = 1.0f;
+    }
+    v_store(got, v_exp(v_load(x)));
+    for (int i = 0; i < 16; ++i) {
+      exp_error = fmax(exp_error, ulps(got[i], exp((double)x[i])));
+    }
+    v_store(got, v_sigmoid(v_load(x)));
+    for (int i = 0; i < 16; ++i) {
+      sigmoid_error = fmax(sigmoid_error, ulps(got[i], 1.0 / (1.0 + exp(-(double)x[i]))));
+    }
+    const elm_glu_args silu = {x, got, 1, false}, gelu = {x, got, 1, true};
+    elm_glu_f32__ref(&silu);
+    for (int i = 0; i < 16; ++i) {
+      silu_error = fmax(silu_error, ulps(got[i], (double)x[i] / (1.0 + exp(-(double)x[i]))));
+    }
+    for (int i = 0; i < 16; ++i) {
+      x[i] /= 10.0f;
+    }
+    elm_glu_f32__ref(&gelu);
+    for (int i = 0; i < 16; ++i) {
+      const double g = (double)x[i];
+      const double u = 0.7978845608028654 * (g + 0.044715 * g * g * g);
+      gelu_error = fmax(gelu_error, fabs((double)got[i] - 0.5 * g * (1.0 + tanh(u))));
+    }
+  }
+  current_row = "accuracy";
+  printf("accuracy: exp %.2f ulp, sigmoid %.2f ulp, silu %.2f ulp, gelu %.1e absolute on |x| < 9\n",
+         exp_error, sigmoid_error, silu_error, gelu_error);
+  if (exp_error > 1.5 || sigmoid_error > 3.0 || silu_error > 3.5 || gelu_error > 1e-6) {
+    fail("beyond 1.5, 3 and 3.5 ulp and 1e-6");
+  }
+  float got[16];
+  v_store(got, v_exp(v_set(0.0f)));
+  if (got[0] != 1.0f) {
+    fail("exp(0) is %a", (double)got[0]);
+  }
+  v_store(got, v_exp(v_set(-INFINITY)));
+  if (got[0] != 0.0f) {
+    fail("exp(-inf) is %a", (double)got[0]);
+  }
+}
+
+static void check_rmsnorm_accuracy(void) {
+  double error = 0.0;
+  for (int round = 0; round < 200; ++round) {
+    float x[576], y[576], weight[576];
+    double sum = 0.0;
+    const float limit = ldexpf(1.0f, random_in(-20, 20));
+    for (size_t i = 0; i < 576; ++i) {
+      x[i] = random_float(limit);
+      weight[i] = 1.0f;
+      sum += (double)x[i] * (double)x[i];
+    }
+    const elm_rmsnorm_args args = {x, weight, y, 576, 1e-5f};
+    elm_rmsnorm_f32__ref(&args);
+    for (size_t i = 0; i < 576; ++i) {
+      error = fmax(error, ulps(y[i], (double)x[i] / sqrt(sum / 576 + (double)1e-5f)));
+    }
+  }
+  printf("accuracy: rmsnorm %.2f ulp\n", error);
+  if (error > 4.0) {
+    fail("rmsnorm is beyond 4 ulp");
+  }
+}
+
+/* ---- all
+ * ------------------------------------------------------------------------------------------ */
+
+int main(int argc, char** argv) {
+  is_quick = argc > 1 && strcmp(argv[1], "quick") == 0;
+  (void)elm_fpu_enter();
+  const elm_kernel_row* rows;
+  const size_t num_rows = elm_kernel_rows(&rows);
+  const uint32_t isas = elm_cpu_isas();
+  for (size_t i = 0; i < num_rows; ++i) {
+    if (isas >> rows[i].isa & 1) {
+      check_elementwise(&rows[i]);
+    } else {
+      printf("skipped %s: %s\n", rows[i].name, elm_isa_missing(rows[i].isa));
+    }
+  }
+  check_products(true, rows, num_rows, isas);
+  check_products(false, rows, num_rows, isas);
+  check_attentions(rows, num_rows, isas);
+  check_accuracy();
+  check_rmsnorm_accuracy();
+  printf("%zu rows, %d failures\n", num_rows, num_failures);
+  return num_failures != 0;
+}
