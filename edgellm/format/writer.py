@@ -46,9 +46,10 @@ class EdgeWriter:
     """Writes one `.edge` file, streaming.
 
     Declare all tensors, `allocate`, write every tensor's bytes from any number of threads, add the
-    text sections at any time, `finish`. Leaving the `with` block without `finish` removes the
-    temporary and leaves an older file of that name as it was. The bytes depend on what was
-    declared and written only, not on the order of writing.
+    text sections at any time, `finish`; `complete` makes a whole file to try out before that.
+    Leaving the `with` block without `finish` removes the temporary and leaves an older file of that
+    name as it was. The bytes depend on what was declared and written only, not on the order of
+    writing.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -62,6 +63,7 @@ class EdgeWriter:
         self._file = -1
         self._temporary: Path | None = None
         self._starts: list[int] = []
+        self._weight_digests: dict[str, tuple[int, bytes]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -115,22 +117,26 @@ class EdgeWriter:
         siblings.append(tensor)
         self._tensors[name] = tensor
 
-    def add_section(self, section: SectionType, data: bytes, tag: str = "") -> None:
+    def add_section(
+        self, section: SectionType, data: bytes, tag: str = "", *, replace: bool = False
+    ) -> None:
         """Adds a text section, at any time before `finish`.
 
         Args:
             section: META, TOKENIZER, CHAT_TEMPLATE, GENERATION_CONFIG or TEST_VECTORS.
             data: its content, verbatim; META and TEST_VECTORS come from `canonical_json`.
             tag: the name of a chat template (`default`); empty for the others.
+            replace: the section is there already and takes this content instead.
 
         Raises:
-            ValueError: another section, or one that is there already, or a wrong tag.
+            ValueError: another section, or one that is (not) there already, or a wrong tag.
             FormatError: the content is empty, too large, not UTF-8 or not what the section holds.
         """
         if section in (SectionType.WEIGHTS, SectionType.TENSOR_INDEX):
             raise ValueError(f"{section.name} is written from the tensors")
-        if (section, tag) in self._texts:
-            raise ValueError(f"section {section.name} {tag} is there already")
+        if ((section, tag) in self._texts) != replace:
+            is_there = "not there" if replace else "there already"
+            raise ValueError(f"section {section.name} {tag} is {is_there}")
         if bool(tag) != (section == SectionType.CHAT_TEMPLATE):
             raise ValueError(f"section {section.name} with tag {tag!r}")
         if tag and not _TAG.fullmatch(tag):
@@ -223,13 +229,8 @@ class EdgeWriter:
             ValueError: a required section or bytes of a tensor are missing.
             EdgeLLMError: the operating system refused to write.
         """
-        self._check_complete()
+        model_id = self._write_whole()
         with self._writing():
-            table = self._write_sections()
-            model_id = hashlib.sha256(table).digest()
-            _write_at(self._file, memoryview(table), spec.SUPERBLOCK_BYTES)
-            size = os.fstat(self._file).st_size
-            _write_at(self._file, memoryview(_superblock(size, len(table), model_id)), 0)
             os.fsync(self._file)
             if self._temporary is not None:
                 os.replace(self._temporary, self.path)
@@ -237,6 +238,35 @@ class EdgeWriter:
             self._discard()
             _sync_folder(self.path.parent)
         return model_id.hex()
+
+    def complete(self) -> Path:
+        """Makes the temporary a whole file, so that it can be tried out before `finish`.
+
+        All sections must be there; `add_section` may still replace one. Weights cannot change any
+        more.
+
+        Returns:
+            The temporary's path, which `finish` takes away.
+
+        Raises:
+            ValueError: a required section or bytes of a tensor are missing.
+            EdgeLLMError: the operating system refused to write.
+        """
+        self._write_whole()
+        if self._temporary is None:
+            raise ValueError("complete() comes before finish()")
+        return self._temporary
+
+    def _write_whole(self) -> bytes:
+        """Writes all but the weights into the temporary; returns the model id."""
+        self._check_complete()
+        with self._writing():
+            table = self._write_sections()
+            model_id = hashlib.sha256(table).digest()
+            _write_at(self._file, memoryview(table), spec.SUPERBLOCK_BYTES)
+            size = os.fstat(self._file).st_size
+            _write_at(self._file, memoryview(_superblock(size, len(table), model_id)), 0)
+        return model_id
 
     def _check_complete(self) -> None:
         for name, tensor in self._tensors.items():
@@ -271,10 +301,7 @@ class EdgeWriter:
             end = start + len(data)
         os.ftruncate(self._file, end)
         whole = np.frombuffer(mmap.mmap(self._file, end, access=mmap.ACCESS_READ), np.uint8)
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            pieces = [whole[start : start + size] for _, _, start, size in planned]
-            checksums = list(pool.map(crc32c, pieces))
-            hashes = list(pool.map(_sha256, pieces))
+        checksums, hashes = self._digests(whole, planned)
         return b"".join(
             spec.SECTION_ENTRY.pack(
                 section,
@@ -291,6 +318,24 @@ class EdgeWriter:
                 planned, checksums, hashes, strict=True
             )
         )
+
+    def _digests(
+        self, whole: npt.NDArray[np.uint8], planned: list[tuple[SectionType, str, int, int]]
+    ) -> tuple[list[int], list[bytes]]:
+        """CRC-32C and SHA-256 of every section; those of weights are computed once."""
+
+        def digest(section: SectionType, tag: str, start: int, size: int) -> tuple[int, bytes]:
+            if section == SectionType.WEIGHTS and tag in self._weight_digests:
+                return self._weight_digests[tag]
+            piece = whole[start : start + size]
+            found = crc32c(piece), _sha256(piece)
+            if section == SectionType.WEIGHTS:
+                self._weight_digests[tag] = found
+            return found
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            found = list(pool.map(lambda entry: digest(*entry), planned))
+        return [crc for crc, _ in found], [sha for _, sha in found]
 
     def _index(self) -> bytes:
         return b"".join(
