@@ -46,14 +46,15 @@ class _Vocabulary:
     unk_id: int | None
 
 
-def synthesise_tokenizer(gguf: GGUFFile) -> tuple[bytes, TokenizerInfo]:
+def synthesise_tokenizer(gguf: GGUFFile) -> tuple[bytes, TokenizerInfo, int]:
     """Makes a `tokenizer.json` of a GGUF file's fields.
 
     Args:
         gguf: The open file.
 
     Returns:
-        tokenizer.json, the same bytes for the same fields, and what goes with it.
+        tokenizer.json, the same bytes for the same fields; what goes with it; and the number of
+        tokens.
 
     Raises:
         FormatError: A field is missing or broken.
@@ -85,7 +86,7 @@ def synthesise_tokenizer(gguf: GGUFFile) -> tuple[bytes, TokenizerInfo]:
         "post_processor": _post_processor(gguf, vocabulary, info),
     }
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    return text.encode(), info
+    return text.encode(), info, len(vocabulary.tokens)
 
 
 def _read_vocabulary(gguf: GGUFFile) -> _Vocabulary:
@@ -152,7 +153,7 @@ def _byte_level(gguf: GGUFFile, vocabulary: _Vocabulary, pre: PreTokenizer) -> d
 
 
 def _sentencepiece(gguf: GGUFFile, vocabulary: _Vocabulary) -> dict[str, Any]:
-    if gguf.field("tokenizer.ggml.scores", list) is None:  # type: ignore[type-var]
+    if "tokenizer.ggml.scores" not in gguf.fields:
         raise FormatError(f"{gguf.path}: the tokenizer has no tokenizer.ggml.scores")
     tokens = [_with_marks(token) for token in vocabulary.tokens]
     vocab = _index(gguf, tokens)

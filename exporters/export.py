@@ -1,0 +1,395 @@
+"""Makes an `.edge` file of a foreign model.
+
+Weights stream: a piece of a few million is read, rewritten, quantised and written at a time, on all
+cores; the bytes do not depend on how many there are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from edgellm._native import quantize, version
+from edgellm.errors import FormatError, ModelNotFoundError, UnsupportedModelError
+from edgellm.exporters.gguf import MAGIC as GGUF_MAGIC
+from edgellm.exporters.gguf_model import load_gguf
+from edgellm.exporters.hf import load_hf
+from edgellm.exporters.plan import (
+    Chunk,
+    FileTensor,
+    HeadFormat,
+    chunks,
+    plan_tensors,
+    read_chunk,
+    read_vector,
+)
+from edgellm.exporters.source import ModelSource, refuse_lfs_pointer
+from edgellm.exporters.vectors import (
+    chat_vectors,
+    greedy_vectors,
+    make_templates,
+    make_tokenizer,
+    text_vectors,
+)
+from edgellm.format import EdgeWriter, SectionType
+from edgellm.format.meta import canonical_json
+from edgellm.format.spec import MAGIC as EDGE_MAGIC
+from edgellm.format.spec import tensor_bytes
+from edgellm.text import Tokenizer
+from edgellm.types import TensorFormat
+
+__all__ = [
+    "DEFAULT_HEAD",
+    "ExportOptions",
+    "ExportPlan",
+    "ExportReport",
+    "export_model",
+    "open_source",
+    "plan_export",
+]
+
+# What --head auto means: 8 bits for embedding and head.
+DEFAULT_HEAD: Final[HeadFormat] = "q8"
+RECIPE: Final = "e4 fitted without calibration"
+
+_HASH_BLOCK: Final = 1 << 20
+_HEAD_BYTES: Final = 64
+
+Progress: TypeAlias = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportOptions:
+    """How to export.
+
+    Attributes:
+        head: Format of embedding and head: "e4" (4.5 bits), "q8" (8.1 bits), "auto" for
+            `DEFAULT_HEAD`.
+        threads: Threads to use; None is one per CPU this process may use.
+    """
+
+    head: Literal["e4", "q8", "auto"] = "auto"
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.head not in ("e4", "q8", "auto"):
+            raise ValueError(f"head is {self.head!r}, not 'e4', 'q8' or 'auto'")
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise ValueError(f"threads is {self.threads}, not within 1..1024")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportPlan:
+    """What an export will do; nothing has been written.
+
+    Attributes:
+        source: The model.
+        tokenizer: Its tokenizer, loaded.
+        tensors: What each tensor becomes.
+        head: Format of embedding and head.
+        notes: What the user should know.
+    """
+
+    source: ModelSource
+    tokenizer: Tokenizer
+    tensors: tuple[FileTensor, ...]
+    head: HeadFormat
+    notes: tuple[str, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.size for tensor in self.tensors)
+
+    @property
+    def num_weights(self) -> int:
+        """Weights of all tensors."""
+        return sum(tensor.rows * tensor.cols for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """What an export did.
+
+    Attributes:
+        output: The file.
+        model_id: SHA-256 of its section table, hexadecimal.
+        file_bytes: Its size.
+        plan: What was done.
+        notes: What the user should know, such as test conversations that the template refused.
+    """
+
+    output: Path
+    model_id: str
+    file_bytes: int
+    plan: ExportPlan
+    notes: tuple[str, ...]
+
+
+def open_source(path: str | os.PathLike[str]) -> ModelSource:
+    """Opens a model to export, of whichever kind it is.
+
+    Args:
+        path: A Hugging Face folder or a GGUF file.
+
+    Returns:
+        The model, its weights not yet read.
+
+    Raises:
+        ModelNotFoundError: There is nothing of that name.
+        FormatError: It is broken.
+        UnsupportedModelError: It is of a kind or architecture that is not supported.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return load_hf(path)
+    if not path.is_file():
+        raise ModelNotFoundError(f"{path}: no such file or folder")
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    refuse_lfs_pointer(path, head)
+    if head.startswith(GGUF_MAGIC):
+        return load_gguf(path)
+    if head.startswith(EDGE_MAGIC):
+        raise UnsupportedModelError(f"{path} is an .edge file already: edgellm run {path}")
+    if path.suffix == ".safetensors":
+        raise UnsupportedModelError(
+            f"{path} holds weights only: name its folder, with config.json and tokenizer.json"
+        )
+    if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
+        raise UnsupportedModelError(
+            f"{path} is a pickle, which can run code when opened and is never read: write the "
+            "weights with safetensors.torch.save_file and export the folder"
+        )
+    raise UnsupportedModelError(
+        f"{path} is neither a GGUF file nor a Hugging Face folder; edgellm exports those"
+    )
+
+
+def plan_export(
+    source: str | os.PathLike[str], options: ExportOptions | None = None
+) -> ExportPlan:
+    """Reads everything but the weights and decides what becomes of each tensor.
+
+    Args:
+        source: A Hugging Face folder or a GGUF file.
+        options: How to export.
+
+    Returns:
+        The plan.
+
+    Raises:
+        ModelNotFoundError: There is nothing of that name.
+        FormatError: It is broken, or its tensors are not those of the architecture.
+        UnsupportedModelError: Something in it is not supported.
+        TemplateError: A chat template does not parse.
+    """
+    options = options or ExportOptions()
+    model = open_source(source)
+    head = DEFAULT_HEAD if options.head == "auto" else options.head
+    tensors = tuple(plan_tensors(model, head))
+    _check_readable(model, tensors)
+    tokenizer = make_tokenizer(model)
+    make_templates(model)
+    notes = []
+    padding = model.description.vocab_size - model.description.num_tokens
+    if padding:
+        notes.append(f"{padding} rows of the vocabulary have no token; they are never sampled")
+    unreachable = tokenizer.vocab_size - model.description.num_tokens
+    if unreachable > 0:
+        notes.append(f"{unreachable} added tokens have no row in the embedding; they are not used")
+    if not model.chat_templates:
+        notes.append("the model has no chat template: it continues text, it does not chat")
+    return ExportPlan(
+        source=model, tokenizer=tokenizer, tensors=tensors, head=head, notes=tuple(notes)
+    )
+
+
+def export_model(
+    source: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    options: ExportOptions | None = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Exports a model to an `.edge` file.
+
+    The file appears under its name when it is whole and has been run once; until then an older file
+    of that name stays as it is. The same model gives the same bytes.
+
+    Args:
+        source: A Hugging Face folder or a GGUF file.
+        output: The file to write.
+        options: How to export.
+        progress: Called with the bytes of weights written and their total, in this thread.
+
+    Returns:
+        What was done.
+
+    Raises:
+        EdgeLLMError: One of its kinds; says what is wrong with the model or the disk.
+        ValueError: The output would overwrite the source.
+    """
+    return run_plan(plan_export(source, options), output, options, progress)
+
+
+def run_plan(
+    plan: ExportPlan,
+    output: str | os.PathLike[str],
+    options: ExportOptions | None = None,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """Does what `plan_export` planned; arguments and errors as for `export_model`."""
+    output, model = Path(output), plan.source
+    if any(output.exists() and output.samefile(file) for file in model.files):
+        raise ValueError(f"{output} is the source itself: name another output with -o")
+    threads = (options and options.threads) or _num_cpus()
+    chats, skipped = chat_vectors(model, plan.tokenizer)
+    vectors: dict[str, Any] = {"texts": text_vectors(plan.tokenizer), "chats": chats, "greedy": []}
+    with EdgeWriter(output) as writer:
+        for tensor in plan.tensors:
+            writer.add_tensor(
+                tensor.name, tensor.format, tensor.rows, tensor.cols, section=tensor.section
+            )
+        _add_texts(writer, model)
+        writer.allocate()
+        digests = _write_weights(writer, plan, threads, progress)
+        writer.add_section(SectionType.META, canonical_json(_meta(plan, digests)))
+        writer.add_section(SectionType.TEST_VECTORS, canonical_json(vectors))
+        vectors["greedy"] = greedy_vectors(writer.complete(), plan.tokenizer, chats, threads)
+        writer.add_section(SectionType.TEST_VECTORS, canonical_json(vectors), replace=True)
+        model_id = writer.finish()
+    return ExportReport(
+        output=output,
+        model_id=model_id,
+        file_bytes=output.stat().st_size,
+        plan=plan,
+        notes=(*plan.notes, *skipped),
+    )
+
+
+def _check_readable(model: ModelSource, tensors: tuple[FileTensor, ...]) -> None:
+    """Reads one row of each number type, so that one that cannot be read is known at once."""
+    samples = {
+        kind: part.source_name
+        for tensor in tensors
+        for part, kind in zip(tensor.parts, tensor.source_types, strict=True)
+    }
+    for name in samples.values():
+        model.tensors.rows(name, 0, 1)
+
+
+def _add_texts(writer: EdgeWriter, model: ModelSource) -> None:
+    writer.add_section(SectionType.TOKENIZER, model.tokenizer_json)
+    for name, template in model.chat_templates.items():
+        try:
+            writer.add_section(SectionType.CHAT_TEMPLATE, template.encode(), name)
+        except ValueError:
+            raise UnsupportedModelError(
+                f"chat template {name!r}: the name is not of a-z, 0-9, dot and underscore, at "
+                "most 32: rename it in the source"
+            ) from None
+    if model.generation_config is not None:
+        writer.add_section(SectionType.GENERATION_CONFIG, model.generation_config)
+
+
+def _write_weights(
+    writer: EdgeWriter, plan: ExportPlan, threads: int, progress: Progress | None
+) -> list[str]:
+    """Writes all tensors and hashes the source files meanwhile; returns the files' SHA-256."""
+    total, done = plan.weight_bytes, 0
+    with ThreadPoolExecutor(threads) as pool:
+        hashes = [pool.submit(_sha256, file) for file in plan.source.files]
+        tasks = [pool.submit(_write, writer, plan.source, task) for task in _tasks(plan)]
+        try:
+            for finished in _in_order_of_completion(tasks):
+                done += finished
+                if progress is not None:
+                    progress(done, total)
+            return [task.result() for task in hashes]
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def _tasks(plan: ExportPlan) -> Iterator[FileTensor | Chunk]:
+    """Small tensors whole, the others in pieces."""
+    for tensor in plan.tensors:
+        if tensor.format == TensorFormat.F32:
+            yield tensor
+        else:
+            yield from chunks(tensor, plan.source.description.head_dim)
+
+
+def _write(writer: EdgeWriter, source: ModelSource, task: FileTensor | Chunk) -> int:
+    """Makes and writes one tensor or piece; returns its bytes."""
+    if isinstance(task, FileTensor):
+        vector = read_vector(source, task).astype("<f4")
+        writer.write_tensor(task.name, vector)
+        return vector.nbytes
+    # Panels follow one another, so that rows which begin and end with one are a tensor themselves.
+    weights = np.ascontiguousarray(read_chunk(source, task), np.float32)
+    tensor = task.tensor
+    out = np.empty(tensor_bytes(tensor.format, task.num_rows, tensor.cols), np.uint8)
+    try:
+        quantize(tensor.format, weights, out)
+    except ValueError as error:
+        raise FormatError(f"tensor {tensor.name}: {error}") from None
+    offset = tensor_bytes(tensor.format, task.first_row, tensor.cols)
+    writer.write_tensor(tensor.name, out, offset=offset)
+    return out.nbytes
+
+
+def _in_order_of_completion(tasks: list[Future[int]]) -> Iterator[int]:
+    pending = set(tasks)
+    while pending:
+        finished, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
+        for task in finished:
+            yield task.result()
+
+
+def _meta(plan: ExportPlan, digests: list[str]) -> dict[str, Any]:
+    source = plan.source
+    folder = source.files[0].parent
+    return {
+        "model": source.description.to_meta(),
+        "rope": list(source.description.rope),
+        "tokenizer": source.tokenizer.to_meta(),
+        "quantization": {
+            "recipe": RECIPE,
+            "head": plan.head,
+            "tensors": {
+                tensor.name: " ".join(dict.fromkeys(tensor.source_types))
+                for tensor in plan.tensors
+                if tensor.parts
+            },
+        },
+        "source": {
+            "kind": source.kind,
+            "files": [
+                {"name": file.relative_to(folder).as_posix(), "sha256": digest}
+                for file, digest in zip(source.files, digests, strict=True)
+            ],
+        },
+        "exporter": f"edgellm {version()}",
+    }
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _num_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
