@@ -172,7 +172,7 @@ PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "elm_status_name": (c_char_p, [c_int32]),
     "elm_version": (c_char_p, []),
     "elm_abi_version": (c_uint32, []),
-    "elm_abi_layout": (c_char_p, []),
+    "elm_abi_layout": (c_size_t, [c_char_p, c_size_t]),
     "elm_model_options_default": (None, [POINTER(ModelOptions)]),
     "elm_model_open": (c_int32, [c_char_p, POINTER(ModelOptions), POINTER(c_void_p), _ERROR]),
     "elm_model_close": (None, [c_void_p]),

@@ -11,7 +11,7 @@ from pathlib import Path
 from edgellm._native import abi
 from edgellm.errors import NativeError
 
-__all__ = ["load", "open_library", "version"]
+__all__ = ["layouts", "load", "open_library", "version"]
 
 _FILE_NAMES = {"win32": "edgellm.dll", "darwin": "libedgellm.dylib"}
 
@@ -67,3 +67,11 @@ def version() -> str:
     """Version of the C library, for example "0.1.0"."""
     text: bytes = load().elm_version()
     return text.decode()
+
+
+def layouts() -> list[str]:
+    """The struct layouts that the library itself reports, one line each."""
+    library = load()
+    text = ctypes.create_string_buffer(library.elm_abi_layout(None, 0) + 1)
+    library.elm_abi_layout(text, len(text))
+    return text.value.decode().splitlines()
