@@ -91,9 +91,18 @@ class Options:
         value = self.get(key, None)
         if value is None:
             return None
-        if not isinstance(value, list) or len(value) != length or set(value) - set(allowed):
+        is_list = isinstance(value, list) and len(value) == length
+        if not is_list or any(one not in allowed for one in value):
             raise self._wrong(key, value, f"{length} names out of {', '.join(allowed)}")
-        return value
+        return list(value)
+
+    def only(self, keys: tuple[str, ...]) -> None:
+        """Refuses every option that is not one of `keys`."""
+        for key in self._values:
+            if key not in keys:
+                raise UnsupportedModelError(
+                    f"{self._name(key)} is not known; edgellm reads {', '.join(keys)}"
+                )
 
     def require(self, allowed: Mapping[str, tuple[Any, ...]]) -> None:
         """Refuses every option that is present with a value other than the allowed ones."""

@@ -147,12 +147,16 @@ def read_hf_ropes(options: Options) -> tuple[Rope, ...]:
 
 
 def read_gguf_rope(options: Options, *, theta: float) -> Rope:
-    """The RoPE of GGUF metadata with base `theta`: "none" or "linear" scaling."""
-    kind = options.get("rope.scaling.type", "none")
+    """The RoPE of GGUF metadata with base `theta`: "none" or "linear" scaling.
+
+    As in llama.cpp a factor without a type is linear, and `rope.scale_linear` its old name.
+    """
+    factor = options.get("rope.scaling.factor", options.get("rope.scale_linear", None))
+    kind = options.get("rope.scaling.type", "none" if factor is None else "linear")
     if kind == "none":
         return Rope(theta=theta)
     if kind == "linear":
-        return Rope(theta=theta, kind=kind, factor=options.number("rope.scaling.factor"))
+        return Rope(theta=theta, kind=kind, factor=options.number("rope.scaling.factor", factor))
     raise UnsupportedModelError(
         f"GGUF metadata: rope.scaling.type is {kind!r}; edgellm supports none and linear"
     )

@@ -17,7 +17,15 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from edgellm.errors import UnsupportedModelError
-from edgellm.format.spec import MAX_LAYERS
+from edgellm.format.spec import (
+    MAX_CONTEXT,
+    MAX_FFN_SIZE,
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_HIDDEN_SIZE,
+    MAX_LAYERS,
+    MAX_VOCAB_SIZE,
+)
 from edgellm.models._options import Options, shortest_float
 from edgellm.models._rope import Rope, inverse_frequencies
 from edgellm.types import Float32Array
@@ -151,6 +159,7 @@ class ModelSpec:
     gguf_require: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     hf_rewrites: Mapping[str, Rewrite] = field(default_factory=dict)
     gguf_rewrites: Mapping[str, Rewrite] = field(default_factory=dict)
+    gguf_ignorable: tuple[str, ...] = ()  # tensors that gguf_attention has read
     hf_query_scalar: str | None = None  # attention is scaled by 1 / sqrt(this option)
     gguf_query_scalar: Callable[[Options, int], int] | None = None
     has_qkv_bias: bool = False
@@ -172,12 +181,12 @@ class ModelSpec:
         """
         options = Options(config, where="config.json", defaults=self.hf_defaults)
         options.require({"quantization_config": (), **self.hf_require})
-        num_heads = options.count("num_attention_heads")
-        hidden_size = options.count("hidden_size")
-        head_dim = options.count("head_dim", hidden_size // num_heads)
+        num_heads = options.count("num_attention_heads", maximum=MAX_HEADS)
+        hidden_size = options.count("hidden_size", maximum=MAX_HIDDEN_SIZE)
+        head_dim = options.count("head_dim", hidden_size // num_heads, maximum=MAX_HEAD_DIM)
         num_layers = options.count("num_hidden_layers", maximum=MAX_LAYERS)
         scalar = options.number(self.hf_query_scalar) if self.hf_query_scalar else head_dim
-        vocab_size = options.count("vocab_size")
+        vocab_size = options.count("vocab_size", maximum=MAX_VOCAB_SIZE)
         return self._describe(
             attention=self.hf_attention(options, num_layers),
             query_scalar=scalar,
@@ -186,12 +195,12 @@ class ModelSpec:
             num_heads=num_heads,
             num_kv_heads=num_heads
             if options.is_null("num_key_value_heads")
-            else options.count("num_key_value_heads", num_heads),
+            else options.count("num_key_value_heads", num_heads, maximum=num_heads),
             head_dim=head_dim,
-            ffn_size=options.count("intermediate_size"),
+            ffn_size=options.count("intermediate_size", maximum=MAX_FFN_SIZE),
             vocab_size=vocab_size,
             num_tokens=vocab_size,
-            max_context=options.count("max_position_embeddings"),
+            max_context=options.count("max_position_embeddings", maximum=MAX_CONTEXT),
             norm_eps=options.number("rms_norm_eps"),
             is_tied=options.flag("tie_word_embeddings"),
         )
@@ -221,9 +230,11 @@ class ModelSpec:
         architecture = str(fields.get("general.architecture"))
         options = Options(fields, where="GGUF metadata", prefix=f"{architecture}.")
         options.require({"expert_count": (0,), "attention.causal": (True,), **self.gguf_require})
-        num_heads = options.count("attention.head_count")
-        hidden_size = options.count("embedding_length")
-        head_dim = options.count("attention.key_length", hidden_size // num_heads)
+        num_heads = options.count("attention.head_count", maximum=MAX_HEADS)
+        hidden_size = options.count("embedding_length", maximum=MAX_HIDDEN_SIZE)
+        head_dim = options.count(
+            "attention.key_length", hidden_size // num_heads, maximum=MAX_HEAD_DIM
+        )
         # Partial rotary embedding and a value size of its own are not supported.
         options.require(
             {"rope.dimension_count": (head_dim,), "attention.value_length": (head_dim,)}
@@ -247,12 +258,12 @@ class ModelSpec:
             hidden_size=hidden_size,
             num_layers=num_layers,
             num_heads=num_heads,
-            num_kv_heads=options.count("attention.head_count_kv", num_heads),
+            num_kv_heads=options.count("attention.head_count_kv", num_heads, maximum=num_heads),
             head_dim=head_dim,
-            ffn_size=options.count("feed_forward_length"),
+            ffn_size=options.count("feed_forward_length", maximum=MAX_FFN_SIZE),
             vocab_size=vocab_size,
-            num_tokens=min(len(tokens), vocab_size) if tokens is not None else vocab_size,
-            max_context=options.count("context_length"),
+            num_tokens=min(len(tokens), vocab_size) if isinstance(tokens, list) else vocab_size,
+            max_context=options.count("context_length", maximum=MAX_CONTEXT),
             norm_eps=options.number("attention.layer_norm_rms_epsilon"),
             is_tied=self.gguf_names["head"] not in shapes,
         )
@@ -312,10 +323,9 @@ class ModelSpec:
     def ignorable(self, kind: SourceKind) -> tuple[str, ...]:
         """Patterns (fnmatch) of source tensors that hold nothing the description does not have.
 
-        Old checkpoints carry the RoPE table as a buffer of each layer; `rope_freqs.weight` of a
-        GGUF is in `inv_freqs` already.
+        Old checkpoints carry the RoPE table as a buffer; a GGUF's scaled one is in `inv_freqs`.
         """
-        return ("model.layers.*.rotary_emb.inv_freq",) if kind == "hf" else ("rope_freqs.weight",)
+        return ("model.*rotary_emb.inv_freq",) if kind == "hf" else self.gguf_ignorable
 
     def copies(self, kind: SourceKind, description: ModelDescription) -> dict[str, str]:
         """Source tensors that may be there as a copy: name to the tensor it must equal.

@@ -9,6 +9,8 @@ Source: modeling_gemma3.py of transformers; src/models/gemma3.cpp of llama.cpp.
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgellm.models._names import GGUF_NAMES, HF_NAMES
 from edgellm.models._options import Options
 from edgellm.models._rope import Rope, read_gguf_rope, read_hf_rope
@@ -41,17 +43,19 @@ def _hf_attention(options: Options, num_layers: int) -> Attention:
     kinds = options.names("layer_types", num_layers, _KINDS)
     if kinds is None:
         kinds = _pattern(num_layers, options.count("sliding_window_pattern"))
-    nested = options.table("rope_parameters")
-    scaling = {"full_attention": options.table("rope_scaling"), "sliding_attention": {}}
+    nested = Options(options.table("rope_parameters"), where="config.json: rope_parameters")
+    nested.only(_KINDS)
+    none: dict[str, Any] = {}
+    scaling = (options.table("rope_scaling"), none)  # the old form is for the global layers alone
     thetas = (options.number("rope_theta"), options.number("rope_local_base_freq"))
     ropes = tuple(
         read_hf_rope(
-            {**(nested.get(kind) or {}), **scaling[kind]},
+            {**nested.table(kind), **old},
             theta=theta,
             max_context=options.count("max_position_embeddings"),
             where=f"rope_parameters.{kind}",
         )
-        for kind, theta in zip(_KINDS, thetas, strict=True)
+        for kind, old, theta in zip(_KINDS, scaling, thetas, strict=True)
     )
     return Attention(ropes=ropes, layers=_layers(kinds, options.count("sliding_window")))
 

@@ -23,7 +23,8 @@ def _gguf_attention(options: Options, num_layers: int, tensors: GgufTensors) -> 
     theta = options.number("rope.freq_base", 10_000.0)
     rope = read_gguf_rope(options, theta=theta)
     if "rope_freqs.weight" in tensors.shapes:
-        factors = tuple(tensors.read("rope_freqs.weight").reshape(-1).tolist())
+        table = tensors.read("rope_freqs.weight").reshape(-1)
+        factors = tuple((table * rope.factor).tolist())
         rope = Rope(theta=theta, kind="factors", factors=factors)
     return Attention(ropes=(rope,), layers=(Layer(),) * num_layers)
 
@@ -44,6 +45,7 @@ SPEC = ModelSpec(
         "partial_rotary_factor": (1,),
     },
     gguf_require={"attention.sliding_window": (0,)},
+    gguf_ignorable=("rope_freqs.weight",),
     gguf_rewrites={"q": Rewrite.UNPERMUTE, "k": Rewrite.UNPERMUTE},
     hf_attention=_hf_attention,
     gguf_attention=_gguf_attention,
