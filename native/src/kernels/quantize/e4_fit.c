@@ -11,7 +11,6 @@
  * weights. */
 
 enum {
-  GROUP = ELM_GROUP_COLS,
   MAX_SCALE = 15,
   MAX_CODE = 15,
   MAX_BRACKET = 127, /* of s q - z, which is an int8 */
@@ -74,7 +73,7 @@ static void measure(const float* u, candidates* list, group_fit* best) {
     shift[lane] = (float)list->offset[i] * inverse[lane];
     errors[lane] = 0.0F;
   }
-  for (int i = 0; i < GROUP; i += 4) {
+  for (int i = 0; i < ELM_GROUP; i += 4) {
     for (int lane = 0; lane < LANES; ++lane) {
       float sum = squared_distance(u[i] * inverse[lane] + shift[lane]);
       sum += squared_distance(u[i + 1] * inverse[lane] + shift[lane]);
@@ -125,20 +124,15 @@ static group_fit fit_group(const float* u, group_range range, float inverse_d) {
 static float find_ranges(const float* weights, size_t num_groups, group_range* ranges) {
   float least = 0.0F;
   for (size_t g = 0; g < num_groups; ++g) {
-    const float* w = &weights[g * GROUP];
+    const float* w = &weights[g * ELM_GROUP];
     group_range range = {0.0F, w[0]};
-    float needed;
-    for (size_t i = 0; i < GROUP; ++i) {
+    for (size_t i = 0; i < ELM_GROUP; ++i) {
       range.low = w[i] < range.low ? w[i] : range.low;
       range.high = w[i] > range.high ? w[i] : range.high;
     }
     ranges[g] = range;
-    needed = (range.high - range.low) / (float)(MAX_SCALE * MAX_CODE);
-    least = needed > least ? needed : least;
-    needed = range.high / (float)MAX_BRACKET;
-    least = needed > least ? needed : least;
-    needed = range.low / (float)-MAX_OFFSET;
-    least = needed > least ? needed : least;
+    least = fmaxf(least, (range.high - range.low) / (float)(MAX_SCALE * MAX_CODE));
+    least = fmaxf(least, fmaxf(range.high / (float)MAX_BRACKET, range.low / (float)-MAX_OFFSET));
   }
   return least;
 }
@@ -154,9 +148,9 @@ static double fit_groups(const float* weights, const group_range* ranges, size_t
   const double unit = (double)d * (double)d;
   double total = 0.0;
   for (size_t g = 0; g < num_groups && total < limit; ++g) {
-    float u[GROUP];
-    for (size_t i = 0; i < GROUP; ++i) {
-      u[i] = weights[g * GROUP + i] * inverse_d;
+    float u[ELM_GROUP];
+    for (size_t i = 0; i < ELM_GROUP; ++i) {
+      u[i] = weights[g * ELM_GROUP + i] * inverse_d;
     }
     fits[g] = is_zero(ranges[g]) ? (group_fit){0.0F, 1, 0} : fit_group(u, ranges[g], inverse_d);
     total += (double)fits[g].error * unit;
@@ -170,7 +164,6 @@ static float encode(const float* weights, size_t num_groups, float d, const grou
   const float inverse_d = 1.0F / d;
   double product = 0.0;
   double square = 0.0;
-  float best;
   row->d = d;
   for (size_t g = 0; g < num_groups; ++g) {
     const int scale = fits[g].scale;
@@ -179,17 +172,17 @@ static float encode(const float* weights, size_t num_groups, float d, const grou
     const float shift = (float)offset * inverse;
     row->scale[g] = (uint8_t)scale;
     row->offset[g] = (uint8_t)offset;
-    for (size_t i = 0; i < GROUP; ++i) {
-      const float w = weights[g * GROUP + i];
+    for (size_t i = 0; i < ELM_GROUP; ++i) {
+      const float w = weights[g * ELM_GROUP + i];
       const int code = (int)nearest_code(w * inverse_d * inverse + shift);
       const double bracket = (double)(scale * code - offset);
-      row->codes[g * GROUP + i] = (uint8_t)code;
+      row->codes[g * ELM_GROUP + i] = (uint8_t)code;
       product += bracket * (double)w;
       square += bracket * bracket;
     }
   }
-  best = square > 0.0 ? (float)(product / square) : d;
-  return best > FLT_MIN ? best : FLT_MIN;
+  const float best = square > 0.0 ? (float)(product / square) : d;
+  return best > 0.5F * d ? fmaxf(best, FLT_MIN) : d;
 }
 
 void elm_e4_fit(const float* weights, size_t num_groups, elm_e4_row* out) {
@@ -199,23 +192,20 @@ void elm_e4_fit(const float* weights, size_t num_groups, elm_e4_row* out) {
   const float least = find_ranges(weights, num_groups, ranges);
   double error = DBL_MAX;
   float d = 1.0F; /* of a row of zeros */
-  float next;
   memset(out, 0, sizeof *out);
   for (size_t g = 0; g < num_groups; ++g) {
     best[g] = (group_fit){0.0F, 1, 0};
   }
   for (int trial = 0; least > 0.0F && trial < NUM_TRIALS; ++trial) {
-    const float tried = least * (LEAST_RATIO + RATIO_STEP * (float)trial);
-    double next_error;
-    next = tried > FLT_MIN ? tried : FLT_MIN;
-    next_error = fit_groups(weights, ranges, num_groups, next, error, fits);
+    const float next = fmaxf(least * (LEAST_RATIO + RATIO_STEP * (float)trial), FLT_MIN);
+    const double next_error = fit_groups(weights, ranges, num_groups, next, error, fits);
     if (next_error < error) {
       error = next_error;
       d = next;
       memcpy(best, fits, sizeof best);
     }
   }
-  next = encode(weights, num_groups, d, best, out);
+  const float next = encode(weights, num_groups, d, best, out);
   if (least > 0.0F && fit_groups(weights, ranges, num_groups, next, error, fits) < error) {
     (void)encode(weights, num_groups, next, fits, out);
   }

@@ -5,18 +5,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum {
-  ELM_GROUP_COLS = 32,
-  ELM_SUPERBLOCK_COLS = 256,
-  ELM_SUPERBLOCK_GROUPS = ELM_SUPERBLOCK_COLS / ELM_GROUP_COLS
-};
+#include "kernels/kernels.h"
+
+enum { ELM_SUPERBLOCK_GROUPS = ELM_SUPERBLOCK / ELM_GROUP };
 
 /* One row of a superblock. */
 typedef struct elm_e4_row {
   float d;                               /* a normal float > 0 */
   uint8_t scale[ELM_SUPERBLOCK_GROUPS];  /* s, 1..15 */
   uint8_t offset[ELM_SUPERBLOCK_GROUPS]; /* z, 0..128, and 15 s - z <= 127 */
-  uint8_t codes[ELM_SUPERBLOCK_COLS];    /* q, 0..15 */
+  uint8_t codes[ELM_SUPERBLOCK];         /* q, 0..15 */
 } elm_e4_row;
 
 /* Chooses D, s, z and q together so that the squared error is small. `weights` are the

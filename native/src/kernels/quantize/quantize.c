@@ -4,8 +4,7 @@
 
 #include "base/status.h"
 #include "kernels/quantize/e4_fit.h"
-
-enum { PANEL = 16, LINE = 64, E4_SCALE_LINES = 4 };
+#include "kernels/tile.h"
 
 /* Weights beyond this are taken for damage. */
 #define MAX_WEIGHT 1e30F
@@ -15,88 +14,85 @@ static uint64_t round_up(uint64_t value, uint64_t multiple) {
 }
 
 /* Bytes of 16 rows x `cols` columns (a multiple of 32). */
-static uint64_t panel_bytes(elm_format format, uint64_t cols) {
-  const uint64_t num_superblocks = round_up(cols, ELM_SUPERBLOCK_COLS) / ELM_SUPERBLOCK_COLS;
-  return format == ELM_FORMAT_E4 ? (cols / 8 + num_superblocks * E4_SCALE_LINES) * LINE
-                                 : (cols / 4 + num_superblocks) * LINE;
+static size_t panel_bytes(elm_format format, size_t cols) {
+  return format == ELM_FORMAT_E4 ? elm_e4_panel_bytes(cols) : elm_e8_panel_bytes(cols);
 }
 
 uint64_t elm_tensor_bytes(elm_format format, uint64_t rows, uint64_t cols) {
-  uint64_t bytes;
   if (rows == 0 || cols == 0 || rows > INT32_MAX || cols > INT32_MAX) {
     return 0;
   }
   switch (format) {
     case ELM_FORMAT_F32:
-      return elm_checked_mul(rows * cols, sizeof(float), &bytes) ? bytes : 0;
+      return rows * cols * sizeof(float); /* below 2^64 */
     case ELM_FORMAT_E4:
     case ELM_FORMAT_E8:
-      return round_up(rows, PANEL) / PANEL * panel_bytes(format, round_up(cols, ELM_GROUP_COLS));
+      return round_up(rows, ELM_PANEL_ROWS) / ELM_PANEL_ROWS *
+             panel_bytes(format, round_up(cols, ELM_GROUP));
   }
   return 0;
 }
 
 /* Writes row `r` of an E4 tile. Layout: ARCHITECTURE.md, "Arithmetic". */
 static void pack_e4_row(const elm_e4_row* row, size_t r, size_t num_groups, uint8_t* tile) {
-  uint8_t* scales = tile + num_groups * (ELM_GROUP_COLS / 8) * LINE;
-  uint8_t* offsets = scales + LINE;
-  for (size_t k = 0; k < num_groups * ELM_GROUP_COLS; k += 8) {
+  uint8_t* scales = tile + num_groups * (ELM_GROUP / 8) * ELM_LINE;
+  uint8_t* offsets = scales + ELM_LINE;
+  for (size_t k = 0; k < num_groups * ELM_GROUP; k += 8) {
     for (size_t j = 0; j < 4; ++j) {
-      tile[k / 8 * LINE + 4 * r + j] =
+      tile[k / 8 * ELM_LINE + 4 * r + j] =
           (uint8_t)(row->codes[k + j] | (unsigned)row->codes[k + 4 + j] << 4);
     }
   }
   for (size_t g = 0; g < num_groups; ++g) {
     scales[4 * r + g / 2] |= (uint8_t)((unsigned)row->scale[g] << (4 * (g % 2)));
-    offsets[g / 4 * LINE + 4 * r + g % 4] = row->offset[g];
+    offsets[g / 4 * ELM_LINE + 4 * r + g % 4] = row->offset[g];
   }
-  memcpy(offsets + 2 * LINE + 4 * r, &row->d, sizeof row->d);
+  memcpy(offsets + 2 * ELM_LINE + 4 * r, &row->d, sizeof row->d);
 }
 
 static void pack_e8_row(const float* weights, size_t r, size_t cols, uint8_t* tile) {
   float amax = 0.0F;
-  float d;
   for (size_t k = 0; k < cols; ++k) {
-    amax = fabsf(weights[k]) > amax ? fabsf(weights[k]) : amax;
+    amax = fmaxf(amax, fabsf(weights[k]));
   }
-  d = amax / 127.0F;
-  d = amax == 0.0F ? 1.0F : d > FLT_MIN ? d : FLT_MIN;
+  const float d = amax > 0.0F ? fmaxf(amax / 127.0F, FLT_MIN) : 1.0F;
   for (size_t k = 0; k < cols; ++k) {
     const float magic = 12582912.0F; /* 1.5 * 2^23: adding it rounds to an integer */
     const int8_t code = (int8_t)((weights[k] / d + magic) - magic);
-    memcpy(tile + k / 4 * LINE + 4 * r + k % 4, &code, sizeof code);
+    memcpy(tile + k / 4 * ELM_LINE + 4 * r + k % 4, &code, sizeof code);
   }
-  memcpy(tile + cols / 4 * LINE + 4 * r, &d, sizeof d);
+  memcpy(tile + cols / 4 * ELM_LINE + 4 * r, &d, sizeof d);
 }
 
-/* `num_rows` (up to 16) rows x `cols` columns of weights into one panel, which is cleared before.
- */
-static void quantize_panel(elm_format format, const float* weights, uint64_t num_rows,
-                           uint64_t cols, uint8_t* panel) {
-  const uint64_t padded = round_up(cols, ELM_GROUP_COLS);
-  memset(panel, 0, (size_t)panel_bytes(format, padded));
-  for (uint64_t first = 0; first < padded; first += ELM_SUPERBLOCK_COLS) {
-    const uint64_t rest = padded - first;
-    const size_t tile_cols = rest < ELM_SUPERBLOCK_COLS ? (size_t)rest : ELM_SUPERBLOCK_COLS;
-    const size_t num_groups = tile_cols / ELM_GROUP_COLS;
-    const size_t real_cols = cols - first < tile_cols ? (size_t)(cols - first) : tile_cols;
+/* Row `r` of a tile of `cols` columns, of which the first `num_real` exist. */
+static void quantize_row(elm_format format, const float* weights, size_t num_real, size_t r,
+                         size_t cols, uint8_t* tile) {
+  float padded[ELM_SUPERBLOCK] = {0.0F};
+  memcpy(padded, weights, num_real * sizeof(float));
+  if (format == ELM_FORMAT_E8) {
+    pack_e8_row(padded, r, cols, tile);
+  } else {
+    elm_e4_row row;
+    elm_e4_fit(padded, cols / ELM_GROUP, &row);
+    pack_e4_row(&row, r, cols / ELM_GROUP, tile);
+  }
+}
+
+/* One panel of `num_rows` (up to 16) rows x `cols` columns; row-major weights. */
+static void quantize_panel(elm_format format, const float* weights, size_t num_rows, size_t cols,
+                           uint8_t* panel) {
+  static const elm_e4_row past_the_end = {.scale = {1, 1, 1, 1, 1, 1, 1, 1}};
+  const size_t padded = (size_t)round_up(cols, ELM_GROUP);
+  memset(panel, 0, panel_bytes(format, padded));
+  for (size_t first = 0; first < padded; first += ELM_SUPERBLOCK) {
+    const size_t tile_cols = elm_superblock_cols(padded, first / ELM_SUPERBLOCK);
+    const size_t num_real = cols - first < tile_cols ? cols - first : tile_cols;
     uint8_t* tile = panel + panel_bytes(format, first);
-    for (size_t r = 0; r < PANEL; ++r) {
-      float row[ELM_SUPERBLOCK_COLS] = {0.0F};
-      elm_e4_row fitted = {.scale = {1, 1, 1, 1, 1, 1, 1, 1}}; /* of a row past the end */
-      if (r < num_rows) {
-        memcpy(row, weights + r * cols + first, real_cols * sizeof(float));
-      }
-      if (format == ELM_FORMAT_E8) {
-        if (r < num_rows) {
-          pack_e8_row(row, r, tile_cols, tile);
-        }
-        continue;
-      }
-      if (r < num_rows) {
-        elm_e4_fit(row, num_groups, &fitted);
-      }
-      pack_e4_row(&fitted, r, num_groups, tile);
+    for (size_t r = 0; r < num_rows; ++r) {
+      quantize_row(format, weights + r * cols + first, num_real, r, tile_cols, tile);
+    }
+    for (size_t r = num_rows; format == ELM_FORMAT_E4 && r < ELM_PANEL_ROWS; ++r) {
+      pack_e4_row(&past_the_end, r, tile_cols / ELM_GROUP, tile);
     }
   }
 }
@@ -105,7 +101,7 @@ elm_status elm_quantize(elm_format format, const float* weights, uint64_t first_
                         uint64_t num_rows, uint64_t rows, uint64_t cols, void* out,
                         elm_error* error) {
   const elm_status invalid = ELM_STATUS_INVALID_ARGUMENT;
-  const uint64_t stride = panel_bytes(format, round_up(cols, ELM_GROUP_COLS));
+  const uint64_t stride = panel_bytes(format, round_up(cols, ELM_GROUP));
   if (format != ELM_FORMAT_E4 && format != ELM_FORMAT_E8) {
     return elm_fail(error, invalid, "cannot quantise to format %d: give E4 or E8", (int)format);
   }
@@ -116,12 +112,12 @@ elm_status elm_quantize(elm_format format, const float* weights, uint64_t first_
     return elm_fail(error, invalid, "a tensor of %llu x %llu is not representable",
                     (unsigned long long)rows, (unsigned long long)cols);
   }
-  if (first_row % PANEL != 0 || first_row > rows || num_rows > rows - first_row ||
-      (num_rows % PANEL != 0 && first_row + num_rows != rows)) {
+  if (first_row % ELM_PANEL_ROWS != 0 || first_row > rows || num_rows > rows - first_row ||
+      (num_rows % ELM_PANEL_ROWS != 0 && first_row + num_rows != rows)) {
     return elm_fail(error, invalid,
                     "rows %llu to %llu of %llu cannot be quantised alone: cut at multiples of %d",
                     (unsigned long long)first_row, (unsigned long long)(first_row + num_rows),
-                    (unsigned long long)rows, (int)PANEL);
+                    (unsigned long long)rows, (int)ELM_PANEL_ROWS);
   }
   for (uint64_t i = 0; i < num_rows * cols; ++i) {
     if (!(fabsf(weights[i]) <= MAX_WEIGHT)) {
@@ -131,10 +127,10 @@ elm_status elm_quantize(elm_format format, const float* weights, uint64_t first_
                       (double)weights[i]);
     }
   }
-  for (uint64_t done = 0; done < num_rows; done += PANEL) {
+  for (uint64_t done = 0; done < num_rows; done += ELM_PANEL_ROWS) {
     const uint64_t rest = num_rows - done;
-    quantize_panel(format, weights + done * cols, rest < PANEL ? rest : PANEL, cols,
-                   (uint8_t*)out + (first_row + done) / PANEL * stride);
+    quantize_panel(format, weights + done * cols, rest < ELM_PANEL_ROWS ? rest : ELM_PANEL_ROWS,
+                   cols, (uint8_t*)out + (first_row + done) / ELM_PANEL_ROWS * stride);
   }
   return ELM_STATUS_OK;
 }
