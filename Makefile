@@ -58,7 +58,13 @@ install: $(VENV)/.installed ## the edgellm command in .venv, C library up to dat
 	@site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
 	cmake --build build/editable --parallel $(JOBS) > build/editable.log \
 	    || { cat build/editable.log; exit 1; }
-	cmake --install build/editable --prefix "$$site" > /dev/null
+	cmake --install build/editable --prefix build/stage > /dev/null
+	cd build/stage
+	for file in $$(find . -type f); do  # moved into place: running programs keep the old library
+	    cmp -s "$$file" "$$site/$$file" && continue
+	    cp "$$file" "$$site/$$file.new"
+	    mv "$$site/$$file.new" "$$site/$$file"
+	done
 
 # ---- the two commands of the README -----------------------------------------------------------
 
