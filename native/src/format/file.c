@@ -65,12 +65,9 @@ static uint64_t load_u64(const uint8_t* data) {
   return (uint64_t)load_u32(data) | (uint64_t)load_u32(data + 4) << 32;
 }
 
+/* The first byte is zero and every byte equals the one before it. */
 static bool is_zero(const uint8_t* data, uint64_t size) {
-  uint8_t seen = 0;
-  for (uint64_t i = 0; i < size; ++i) {
-    seen |= data[i];
-  }
-  return seen == 0;
+  return size == 0 || (data[0] == 0 && memcmp(data, data + 1, (size_t)size - 1) == 0);
 }
 
 static uint64_t align_up(uint64_t value, uint64_t alignment) {
