@@ -115,7 +115,7 @@ def _answer(
                 sys.stdout.flush()
         click.echo()
         if delta.stats:
-            click.echo(figures(delta.stats), err=True)
+            click.echo(figures(delta.stats, sampling), err=True)
     except KeyboardInterrupt:
         click.echo("\n(stopped)", err=True)
         return text or None

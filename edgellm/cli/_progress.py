@@ -16,22 +16,20 @@ _REDRAW_S = 0.1
 
 
 class Bar:
-    """Shows how many of `total` bytes are done, and the time left.
+    """Shows how many bytes are done of how many, and the time left.
 
     Args:
         label: in front of the bar.
-        total: bytes in all; what is done may turn out to be a little more or less.
     """
 
-    def __init__(self, label: str, total: int) -> None:
+    def __init__(self, label: str) -> None:
         self._label = label
-        self._total = max(total, 1)
+        self._total = 1
         self._started = monotonic()
         self._drawn = 0.0
         self._is_shown = sys.stderr.isatty()
 
     def __enter__(self) -> Self:
-        self.update(0)
         return self
 
     def __exit__(
@@ -45,8 +43,9 @@ class Bar:
                 self._draw(self._total)
             sys.stderr.write("\n")
 
-    def update(self, done: int) -> None:
-        """Sets how many bytes are done."""
+    def update(self, done: int, total: int) -> None:
+        """Sets how many bytes are done, and how many there are, which may be an estimate."""
+        self._total = max(total, 1)
         if self._is_shown and monotonic() - self._drawn >= _REDRAW_S:
             self._drawn = monotonic()
             self._draw(done)

