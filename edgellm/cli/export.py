@@ -1,0 +1,146 @@
+"""`edgellm export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import click
+
+from edgellm.cli._format import format_bytes, table
+from edgellm.cli._progress import Bar
+
+if TYPE_CHECKING:
+    from edgellm.exporters.export import ExportPlan, ExportReport
+
+__all__ = ["ExportBar", "command"]
+
+_CHAT = (
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": "Hello!"},
+    {"role": "assistant", "content": "Hello! How can I help?"},
+)
+
+
+class ExportBar:
+    """A progress bar in the form that `export_model` calls."""
+
+    def __init__(self) -> None:
+        self._bar: Bar | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        """Sets the bytes done; the bar begins with the first call and ends at `total`."""
+        if self._bar is None:
+            self._bar = Bar("quantising", total).__enter__()
+        self._bar.update(done)
+        if done >= total:
+            self._bar.__exit__(None, None, None)
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Default: the source's name with -int4.edge, in this folder.",
+)
+@click.option(
+    "--head",
+    type=click.Choice(["e4", "q8", "auto"]),
+    default="auto",
+    show_default=True,
+    help="Embedding and head in 4.5 or 8.1 bits a weight; auto is q8.",
+)
+@click.option(
+    "-t", "--threads", type=click.IntRange(1, 1024), help="Default: CPUs of this process."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be done and write nothing.")
+@click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+def command(
+    source: Path,
+    output: Path | None,
+    head: Literal["e4", "q8", "auto"],
+    threads: int | None,
+    dry_run: bool,
+    quiet: bool,
+) -> None:
+    """Make an INT4 model file of SOURCE, a GGUF file or a Hugging Face folder.
+
+    The same source gives the same bytes. An older file under the output's name stays until the new
+    one is whole.
+    """
+    from edgellm.exporters.export import ExportOptions, plan_export, run_plan
+
+    options = ExportOptions(head=head, threads=threads)
+    plan = plan_export(source, options)
+    output = output or Path(f"{plan.source.name}-int4.edge")
+    if dry_run:
+        click.echo(_describe(plan, output))
+        return
+    report = run_plan(plan, output, options, None if quiet else ExportBar())
+    if not quiet:
+        for note in report.notes:
+            click.echo(f"note: {note}", err=True)
+        click.echo(_summary(report))
+
+
+def _summary(report: ExportReport) -> str:
+    bits = 8 * report.plan.weight_bytes / report.plan.num_weights
+    return (
+        f"{report.output}: {format_bytes(report.file_bytes)}, {bits:.2f} bits a weight, model "
+        f"{report.model_id[:12]}"
+    )
+
+
+def _describe(plan: ExportPlan, output: Path) -> str:
+    source, model = plan.source, plan.source.description
+    eos = ", ".join(f"{i} {plan.tokenizer.token_bytes(i)!r}" for i in source.tokenizer.eos_ids)
+    bos = f"{source.tokenizer.bos_id}" if source.tokenizer.add_bos else "not added"
+    lines = [
+        f"source       {source.kind}, {model.architecture}, {len(source.tensors.shapes)} tensors",
+        f"output       {output}, {format_bytes(plan.weight_bytes)} of weights",
+        f"layers       {model.num_layers} of {model.hidden_size}, {model.num_heads} heads with "
+        f"{model.num_kv_heads} for keys and values, head size {model.head_dim}, "
+        f"feed-forward {model.ffn_size}",
+        f"vocabulary   {model.num_tokens} tokens in {model.vocab_size} rows",
+        f"context      {model.max_context} tokens",
+        f"BOS          {bos}",
+        f"EOS          {eos}",
+        *(f"note         {note}" for note in plan.notes),
+        "",
+        _tensor_table(plan),
+    ]
+    if "default" in source.chat_templates:
+        lines += ["", "a chat of three messages:", "", _rendered(plan)]
+    return "\n".join(lines)
+
+
+def _tensor_table(plan: ExportPlan) -> str:
+    """One row per tensor; those that differ only in the layer's number share one."""
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for tensor in plan.tensors:
+        name = tensor.name
+        if name.startswith("layers."):
+            name = "layers.*." + name.rpartition(".")[2]
+        origin = " ".join(dict.fromkeys(tensor.source_types)) or "computed"
+        shape = f"{tensor.rows} x {tensor.cols}"
+        groups.setdefault((name, origin, tensor.format.name, shape), []).append(tensor.size)
+    rows = [
+        (name, str(len(sizes)), shape, origin, becomes, format_bytes(sum(sizes)))
+        for (name, origin, becomes, shape), sizes in groups.items()
+    ]
+    return table(("tensor", "count", "shape", "from", "to", "size"), rows, right=(1, 2, 5))
+
+
+def _rendered(plan: ExportPlan) -> str:
+    from edgellm.errors import TemplateError
+    from edgellm.exporters.vectors import make_templates
+
+    template = make_templates(plan.source)["default"]
+    for messages in (_CHAT, _CHAT[1:]):
+        try:
+            return template.render(messages, add_generation_prompt=True)
+        except TemplateError as error:
+            reason = str(error)
+    return reason
