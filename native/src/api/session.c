@@ -150,14 +150,13 @@ elm_status elm_session_create(elm_model* model, const elm_session_options* optio
                     "no memory for a session of %zu tokens: %llu MiB; give a shorter context",
                     described.context_length, (unsigned long long)(bytes >> 20));
   }
+  /* All but the cache, which comes last and whose slots are masked until they are written: touching
+   * it would cost its memory. */
+  memset(memory, 0, (size_t)(bytes - described.kv_bytes));
   elm_arena arena = {.base = memory};
   elm_session* session = elm_arena_take(&arena, 1, sizeof *session);
   *session = described;
   place(model, session, &arena);
-  /* All but the cache, which comes last and whose slots are masked until they are written: touching
-   * it would cost its memory. */
-  memset((uint8_t*)memory + sizeof *session, 0,
-         (size_t)(bytes - described.kv_bytes) - sizeof *session);
   session->model = model;
   session->allocator = allocator;
   session->memory = memory;
