@@ -118,11 +118,14 @@ class ReferenceModel:
         """Logits of a piece of a sequence.
 
         Args:
-            ids: n token ids.
+            ids: n token ids, at least one.
             past: the tokens before them; receives these as well. None: they are the first.
 
         Returns:
-            (n, vocab_size) float32.
+            (n, vocab_size) float32, padding rows of the vocabulary included.
+
+        Raises:
+            ValueError: there are no ids, or one is not in the vocabulary.
         """
         return self.logits(self.hidden(ids, past))
 
@@ -131,10 +134,13 @@ class ReferenceModel:
     ) -> Float32Array:
         """What the head sees: `forward` up to the final norm, (n, hidden_size) float32."""
         this = self.description
+        ids = np.asarray(ids)
+        if not ids.size or ids.min() < 0 or ids.max() >= this.vocab_size:
+            raise ValueError(f"ids must be 0 to {this.vocab_size - 1}, one or more")
         cache = past if past is not None else ReferenceCache(this)
         positions = cache.num_tokens + np.arange(len(ids))
         rotations = [_rotation(positions, table) for table in this.inv_freqs]
-        x = self._get("embed")[np.asarray(ids)] * np.float32(this.embedding_scale)
+        x = self._get("embed")[ids] * np.float32(this.embedding_scale)
         for number, layer in enumerate(this.layers):
             x = x + self._attention(x, number, layer, positions, rotations[layer.rope], cache)
             x = x + self._ffn(x, number)

@@ -184,6 +184,14 @@ def _last(reference: ReferenceModel, ids: npt.NDArray[np.int_]) -> Float32Array:
     return reference.logits(reference.hidden(ids)[-16:])
 
 
+@pytest.mark.parametrize("wrong", [[], [-1], [131]])
+def test_ids_outside_the_vocabulary_are_refused(
+    wrong: list[int], make_pair: Callable[..., Any]
+) -> None:
+    with pytest.raises(ValueError, match="ids must be 0 to 130"):
+        make_pair("Llama").reference().forward(wrong)
+
+
 def test_a_dropped_bias_shows(make_pair: Callable[..., Any], ids: npt.NDArray[np.int_]) -> None:
     """Bug case B33: Qwen2 without its q, k and v biases still talks, wrongly."""
     pair = make_pair("Qwen2")
