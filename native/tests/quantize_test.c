@@ -10,10 +10,7 @@
 #include "edgellm/edgellm.h"
 #include "kernels/tile.h"
 
-enum {
-  NUM_KINDS = 9, /* of weights */
-  MAX_ROWS = 33
-};
+enum { NUM_KINDS = 9 }; /* of weights */
 
 static float weight_of(int kind, size_t row, size_t col) {
   const float u = check_uniform();
@@ -55,16 +52,17 @@ static uint8_t* quantize(elm_format format, const float* weights, size_t rows, s
 
 /* What nearest rounding to 16 levels between the group's extremes would leave. */
 static double round_to_nearest_error(const float* w, size_t count) {
-  double low = 0.0;
-  double high = (double)w[0];
+  float low = 0.0F;
+  float high = w[0];
   double error = 0.0;
   for (size_t i = 0; i < count; ++i) {
-    low = fmin(low, (double)w[i]);
-    high = fmax(high, (double)w[i]);
+    low = w[i] < low ? w[i] : low;
+    high = w[i] > high ? w[i] : high;
   }
-  const double step = high > low ? (high - low) / 15.0 : 1.0;
+  const double step = high > low ? ((double)high - (double)low) / 15.0 : 1.0;
   for (size_t i = 0; i < count; ++i) {
-    const double difference = low + rint(((double)w[i] - low) / step) * step - (double)w[i];
+    const double level = rint(((double)w[i] - (double)low) / step);
+    const double difference = (double)low + level * step - (double)w[i];
     error += difference * difference;
   }
   return error;
@@ -126,15 +124,15 @@ static double check_e4(const uint8_t* data, const float* weights, size_t rows, s
 
 static void e4_keeps_its_limits_and_is_close_for_every_kind_of_weights(void) {
   static const size_t widths[6] = {1, 33, 100, 256, 576, 896};
-  static const size_t heights[5] = {1, 15, 16, 17, MAX_ROWS};
+  static const size_t heights[3] = {1, 15, 17};
   for (int kind = 0; kind < NUM_KINDS; ++kind) {
     double total = 0.0;
     double total_nearest = 0.0;
     double energy = 0.0;
     double num_weights = 0.0;
-    for (size_t i = 0; i < 30; ++i) {
-      const size_t rows = heights[i % 5];
-      const size_t cols = widths[i / 5];
+    for (size_t i = 0; i < 18; ++i) {
+      const size_t rows = heights[i % 3];
+      const size_t cols = widths[i / 3];
       float* weights = random_weights(kind, rows, cols);
       uint8_t* data = quantize(ELM_FORMAT_E4, weights, rows, cols);
       double nearest;
