@@ -173,9 +173,7 @@ def open_source(path: str | os.PathLike[str]) -> ModelSource:
     )
 
 
-def plan_export(
-    source: str | os.PathLike[str], options: ExportOptions | None = None
-) -> ExportPlan:
+def plan_export(source: str | os.PathLike[str], options: ExportOptions | None = None) -> ExportPlan:
     """Reads everything but the weights and decides what becomes of each tensor.
 
     Args:

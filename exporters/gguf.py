@@ -8,6 +8,7 @@ Source: the GGUF specification (ggml docs/gguf.md), versions 2 and 3.
 
 from __future__ import annotations
 
+import importlib
 import math
 import mmap
 import struct
@@ -173,9 +174,7 @@ class GGUFFile:
             self._map, np.uint8, count * row_bytes, tensor.offset + first * row_bytes
         ).reshape(count, row_bytes)
         try:
-            values = self._gguf.quants.dequantize(
-                raw, self._gguf.GGMLQuantizationType(tensor.type)
-            )
+            values = self._gguf.quants.dequantize(raw, self._gguf.GGMLQuantizationType(tensor.type))
         except NotImplementedError:
             raise UnsupportedModelError(
                 f"{self.path}: tensor {name!r} is of type {self.dtype(name)}, which the gguf "
@@ -332,10 +331,9 @@ def _kind(value: object) -> str:
 
 def _gguf_package() -> ModuleType:
     try:
-        import gguf
-        import gguf.quants
+        importlib.import_module("gguf.quants")
     except ImportError:
         raise MissingExtraError(
             'reading GGUF files needs the gguf package: pip install "edgellm[export]"'
         ) from None
-    return gguf
+    return importlib.import_module("gguf")

@@ -16,9 +16,7 @@ from edgellm.models import find_gguf
 from edgellm.types import Float32Array
 
 # The quantisation's name at the end of a file's name says nothing about the exported file.
-_QUANTISATION = re.compile(
-    r"[.-](?:I?Q\d\w*|TQ\d_\d|B?F16|F32|MXFP4)$", re.IGNORECASE | re.ASCII
-)
+_QUANTISATION = re.compile(r"[.-](?:I?Q\d\w*|TQ\d_\d|B?F16|F32|MXFP4)$", re.IGNORECASE | re.ASCII)
 
 
 def load_gguf(path: Path) -> ModelSource:

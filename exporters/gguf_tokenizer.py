@@ -111,7 +111,7 @@ def _read_vocabulary(gguf: GGUFFile) -> _Vocabulary:
 
 def _pre_tokenizer(gguf: GGUFFile) -> PreTokenizer:
     name = gguf.field("tokenizer.ggml.pre", str)
-    if name in PRE_TOKENIZERS:
+    if name is not None and name in PRE_TOKENIZERS:
         return PRE_TOKENIZERS[name]
     what = "does not say how text is split" if name is None else f"splits text as {name!r}"
     raise UnsupportedModelError(
@@ -236,9 +236,7 @@ def _index(gguf: GGUFFile, tokens: Sequence[str]) -> dict[str, int]:
     vocab: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if vocab.setdefault(token, index) != index:
-            raise FormatError(
-                f"{gguf.path}: tokens {vocab[token]} and {index} are both {token!r}"
-            )
+            raise FormatError(f"{gguf.path}: tokens {vocab[token]} and {index} are both {token!r}")
     return vocab
 
 
@@ -254,9 +252,7 @@ def _added_tokens(vocabulary: _Vocabulary) -> list[dict[str, Any]]:
             "normalized": False,
             "special": kind != USER_DEFINED,
         }
-        for index, (token, kind) in enumerate(
-            zip(vocabulary.tokens, vocabulary.types, strict=True)
-        )
+        for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
         if kind == CONTROL
         or index == vocabulary.unk_id
         or (kind == USER_DEFINED and _with_marks(token) == token)

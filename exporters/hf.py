@@ -192,7 +192,7 @@ def _read_tokenizer(folder: Path, files: list[Path]) -> tuple[bytes, Tokenizer]:
     path = folder / "tokenizer.json"
     if not path.is_file():
         made = (
-            f"make it: python -c \"from transformers import AutoTokenizer as T; "
+            f'make it: python -c "from transformers import AutoTokenizer as T; '
             f"T.from_pretrained('{folder}').save_pretrained('{folder}')\""
         )
         if (folder / "tokenizer.model").is_file():

@@ -103,9 +103,7 @@ PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {
     "seed-coder": PreTokenizer(
         patterns=(rf"{_SUFFIX}|{_LEAD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_TAIL}",)
     ),
-    "tekken": PreTokenizer(
-        patterns=(_cased(r"\p{N}", ""),), ignores_merges=True, adds_bos=True
-    ),
+    "tekken": PreTokenizer(patterns=(_cased(r"\p{N}", ""),), ignores_merges=True, adds_bos=True),
     "gpt-4o": _GPT4O,
     "llama4": _GPT4O,
     "deepseek-llm": PreTokenizer(

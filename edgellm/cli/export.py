@@ -13,28 +13,13 @@ from edgellm.cli._progress import Bar
 if TYPE_CHECKING:
     from edgellm.exporters.export import ExportPlan, ExportReport
 
-__all__ = ["ExportBar", "command"]
+__all__ = ["command"]
 
 _CHAT = (
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "Hello!"},
     {"role": "assistant", "content": "Hello! How can I help?"},
 )
-
-
-class ExportBar:
-    """A progress bar in the form that `export_model` calls."""
-
-    def __init__(self) -> None:
-        self._bar: Bar | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        """Sets the bytes done; the bar begins with the first call and ends at `total`."""
-        if self._bar is None:
-            self._bar = Bar("quantising", total).__enter__()
-        self._bar.update(done)
-        if done >= total:
-            self._bar.__exit__(None, None, None)
 
 
 @click.command()
@@ -78,11 +63,14 @@ def command(
     if dry_run:
         click.echo(_describe(plan, output))
         return
-    report = run_plan(plan, output, options, None if quiet else ExportBar())
-    if not quiet:
-        for note in report.notes:
-            click.echo(f"note: {note}", err=True)
-        click.echo(_summary(report))
+    if quiet:
+        run_plan(plan, output, options)
+        return
+    with Bar("exporting") as bar:
+        report = run_plan(plan, output, options, bar.update)
+    for note in report.notes:
+        click.echo(f"note: {note}", err=True)
+    click.echo(_summary(report))
 
 
 def _summary(report: ExportReport) -> str:
