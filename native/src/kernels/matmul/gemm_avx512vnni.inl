@@ -1,13 +1,15 @@
 /* The int8 panel product for AVX-512 VNNI. The including file defines expand_tile(tile, cols, out):
  * it writes the tile's weights + 128 as cols/4 lines of 16 rows x 4 k and returns D's line; and
  * ELM_TILE_BYTES. A superblock of two panels (8 KiB of weights) stays in the first-level cache
- * while all rows of activations pass by; the rows' float sums wait in `out`. */
+ * while a chunk of activation rows passes by, whose float sums wait in 16 KiB beside it: in `out`
+ * they would lie on a page each. */
 #include <immintrin.h>
 
 #include "kernels/kernels.h"
 #include "kernels/tile.h"
 
-enum { GEMM_ROWS = 12, GEMM_PANELS = 2 };
+/* 2 x 8 accumulators: GCC 12 keeps them in registers, 2 x 12 it does not. */
+enum { GEMM_ROWS = 8, GEMM_PANELS = 2, GEMM_CHUNK = 128 };
 
 static inline __m512i broadcast4(const void* p) {
   int32_t word;
@@ -15,11 +17,11 @@ static inline __m512i broadcast4(const void* p) {
   return _mm512_set1_epi32(word);
 }
 
-/* num_panels x count accumulators (both constants), one superblock. */
+/* acc (count, num_panels) += one superblock's part; num_panels and count are constants. */
 static inline __attribute__((always_inline)) void block_times(
-    const elm_matmul_args* args, const uint8_t* weights, const float* const* d, size_t s,
-    size_t cols, size_t panel, size_t num_panels, size_t first_row, size_t count) {
-  const elm_q8* x = args->x;
+    const elm_q8* x, const uint8_t* weights, const float* const* d, size_t s, size_t num_panels,
+    size_t first_row, size_t count, __m512 (*acc)[GEMM_PANELS]) {
+  const size_t cols = elm_superblock_cols(x->num_cols, s);
   const int8_t* q = x->q + first_row * x->stride + s * ELM_SUPERBLOCK;
   const int32_t* bsum = x->bsum + first_row * x->num_superblocks + s;
   const float* row_d = x->d + first_row * x->num_superblocks + s;
@@ -44,22 +46,25 @@ static inline __attribute__((always_inline)) void block_times(
   for (size_t p = 0; p < num_panels; ++p) {
     const __m512 weight_d = _mm512_load_ps(d[p]);
     for (size_t m = 0; m < count; ++m) {
-      float* out = args->out + (first_row + m) * args->out_stride + (panel + p) * ELM_PANEL_ROWS;
-      const __m512 scale =
-          _mm512_mul_ps(weight_d, _mm512_set1_ps(row_d[m * x->num_superblocks]));
-      const __m512 before = s == 0 ? _mm512_setzero_ps() : _mm512_loadu_ps(out);
-      _mm512_storeu_ps(out, _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[p][m]), scale, before));
+      const __m512 scale = _mm512_mul_ps(weight_d, _mm512_set1_ps(row_d[m * x->num_superblocks]));
+      acc[m][p] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[p][m]), scale, acc[m][p]);
     }
   }
 }
 
-static inline __attribute__((always_inline)) void panels_times(const elm_matmul_args* args,
-                                                               size_t panel, size_t num_panels) {
+/* Rows [first_row, first_row + num_rows), at most GEMM_CHUNK, of num_panels (a constant) panels. */
+static inline __attribute__((always_inline)) void chunk_times(const elm_matmul_args* args,
+                                                              size_t panel, size_t num_panels,
+                                                              size_t first_row, size_t num_rows) {
   const elm_q8* x = args->x;
   const uint8_t* tile[GEMM_PANELS];
   _Alignas(64) uint8_t weights[GEMM_PANELS * ELM_PANEL_ROWS * ELM_SUPERBLOCK];
+  __m512 acc[GEMM_CHUNK][GEMM_PANELS];
   for (size_t p = 0; p < num_panels; ++p) {
     tile[p] = args->weights + (panel + p) * args->panel_bytes;
+    for (size_t m = 0; m < num_rows; ++m) {
+      acc[m][p] = _mm512_setzero_ps();
+    }
   }
   for (size_t s = 0; s < x->num_superblocks; ++s) {
     const size_t cols = elm_superblock_cols(x->num_cols, s);
@@ -68,27 +73,47 @@ static inline __attribute__((always_inline)) void panels_times(const elm_matmul_
       d[p] = expand_tile(tile[p], cols, weights + p * ELM_PANEL_ROWS * ELM_SUPERBLOCK);
       tile[p] += ELM_TILE_BYTES(cols);
     }
-    size_t row = 0;
-    for (; row + GEMM_ROWS <= args->num_rows; row += GEMM_ROWS) {
-      block_times(args, weights, d, s, cols, panel, num_panels, row, GEMM_ROWS);
+    /* the next tiles come from memory while these are multiplied */
+    const bool is_last = s + 1 == x->num_superblocks;
+    const size_t ahead = is_last ? (num_panels - 1) * args->panel_bytes : 0;
+    for (size_t p = 0; p < num_panels; ++p) {
+      for (size_t i = 0; i < ELM_TILE_BYTES(ELM_SUPERBLOCK); i += ELM_LINE) {
+        _mm_prefetch((const char*)(tile[p] + ahead + i), _MM_HINT_T1);
+      }
     }
-    switch (args->num_rows - row) {
-#define ELM_REST(n) \
-  case n: block_times(args, weights, d, s, cols, panel, num_panels, row, n); break;
-      ELM_REST(1) ELM_REST(2) ELM_REST(3) ELM_REST(4) ELM_REST(5) ELM_REST(6)
-      ELM_REST(7) ELM_REST(8) ELM_REST(9) ELM_REST(10) ELM_REST(11)
+    size_t m = 0;
+    for (; m + GEMM_ROWS <= num_rows; m += GEMM_ROWS) {
+      block_times(x, weights, d, s, num_panels, first_row + m, GEMM_ROWS, acc + m);
+    }
+    switch (num_rows - m) {
+#define ELM_REST(n)                                                       \
+  case n:                                                                 \
+    block_times(x, weights, d, s, num_panels, first_row + m, n, acc + m); \
+    break;
+      ELM_REST(1)
+      ELM_REST(2) ELM_REST(3) ELM_REST(4) ELM_REST(5) ELM_REST(6) ELM_REST(7)
 #undef ELM_REST
-      default: break;
+          default : break;
+    }
+  }
+  for (size_t m = 0; m < num_rows; ++m) {
+    float* out = args->out + (first_row + m) * args->out_stride + panel * ELM_PANEL_ROWS;
+    for (size_t p = 0; p < num_panels; ++p) {
+      _mm512_storeu_ps(out + p * ELM_PANEL_ROWS, acc[m][p]);
     }
   }
 }
 
 static void gemm(const elm_matmul_args* args) {
-  size_t panel = args->first_panel;
-  for (; panel + 2 <= args->last_panel; panel += 2) {
-    panels_times(args, panel, 2);
-  }
-  if (panel < args->last_panel) {
-    panels_times(args, panel, 1);
+  for (size_t row = 0; row < args->num_rows; row += GEMM_CHUNK) {
+    const size_t left = args->num_rows - row;
+    const size_t num_rows = left < GEMM_CHUNK ? left : GEMM_CHUNK;
+    size_t panel = args->first_panel;
+    for (; panel + GEMM_PANELS <= args->last_panel; panel += GEMM_PANELS) {
+      chunk_times(args, panel, GEMM_PANELS, row, num_rows);
+    }
+    if (panel < args->last_panel) {
+      chunk_times(args, panel, 1, row, num_rows);
+    }
   }
 }
