@@ -52,9 +52,19 @@ def command(
     from edgellm._native import NativeModel
 
     path = _store.resolve(model)
+    name, parameters = _describe(path)
     with NativeModel(path, threads=threads or 0, isa=isa) as native:
-        result = _measure(native, prompt, gen, depth, repetitions)
-        result |= _describe(path, native)
+        result = {
+            "model": name,
+            "path": str(path),
+            "model_id": native.info.model_id,
+            "size_bytes": native.info.weight_bytes,
+            "num_parameters": parameters,
+            "backend": "CPU",
+            "isa": native.info.isa,
+            "threads": native.info.num_threads,
+            **_measure(native, prompt, gen, depth, repetitions),
+        }
     click.echo(json.dumps(result) if as_json else _text(result))
 
 
@@ -150,24 +160,14 @@ class _Runs:
             num_left -= len(self._session.step(self._greedy))
 
 
-def _describe(path: Path, native: NativeModel) -> dict[str, Any]:
+def _describe(path: Path) -> tuple[str, int]:
+    """Name as llama-bench would give it, and number of parameters."""
     from edgellm.cli.show import num_parameters
     from edgellm.format import EdgeFile
 
     with EdgeFile.open(path) as file:
         head = file.meta["quantization"]["head"]
-        name = f"{file.meta['model']['architecture']} E4, head {head}"
-        parameters = num_parameters(file)
-    return {
-        "model": name,
-        "path": str(path),
-        "model_id": native.info.model_id,
-        "size_bytes": native.info.weight_bytes,
-        "num_parameters": parameters,
-        "backend": "CPU",
-        "isa": native.info.isa,
-        "threads": native.info.num_threads,
-    }
+        return f"{file.meta['model']['architecture']} E4, head {head}", num_parameters(file)
 
 
 def _text(result: dict[str, Any]) -> str:
