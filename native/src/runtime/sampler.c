@@ -192,6 +192,38 @@ static double scaled(const sampler* s, uint32_t id) {
   return x > LEAST_SCALED ? x : LEAST_SCALED;
 }
 
+/* Sum of the unnormalised probabilities of all tokens; masked ones count as exp(LEAST_SCALED). */
+static double total_mass(const sampler* s) {
+  double lanes[LANES] = {0.0};
+  double total = 0.0;
+  for (size_t i = 0; i < s->num_logits; i += LANES) {
+    const size_t count = s->num_logits - i < LANES ? s->num_logits - i : LANES;
+    double x[LANES] = {0.0};
+    for (size_t lane = 0; lane < count; ++lane) {
+      x[lane] = scaled(s, (uint32_t)(i + lane));
+    }
+    for (size_t lane = 0; lane < LANES; ++lane) {
+      x[lane] = elm_exp(x[lane]);
+    }
+    for (size_t lane = 0; lane < count; ++lane) {
+      lanes[lane] += x[lane];
+    }
+  }
+  for (size_t lane = 0; lane < LANES; ++lane) {
+    total += lanes[lane];
+  }
+  return total;
+}
+
+/* Lists the tokens that are not masked and whose scaled logit is at least `least`. */
+static void list_candidates(sampler* s, double least) {
+  s->num_ids = 0;
+  for (size_t i = 0; i < s->num_logits; ++i) {
+    s->ids[s->num_ids] = (uint32_t)i;
+    s->num_ids += s->values[i] > -INFINITY && scaled(s, (uint32_t)i) >= least ? 1 : 0;
+  }
+}
+
 /* Adds the weights of the candidates whose key is `prefix` under `mask` to the histogram of the
  * digit at `shift`. The weight is 1, or the unnormalised probability. */
 static void fill_histogram(sampler* s, bool by_mass, uint32_t prefix, uint32_t mask, uint32_t shift,
@@ -227,7 +259,7 @@ static void fill_histogram(sampler* s, bool by_mass, uint32_t prefix, uint32_t m
 }
 
 /* Keeps the largest candidates whose weights together reach `limit`: a number of tokens, or with
- * by_mass a share of the probability (the token that crosses it stays). Of equal values the lower
+ * by_mass an unnormalised probability (the token that crosses it stays). Of equal values the lower
  * id goes first. A radix selection, so the time is linear however flat the logits are. */
 static void keep_top(sampler* s, bool by_mass, double limit) {
   static const uint32_t shifts[DIGITS] = {20, 10, 0};
@@ -240,13 +272,6 @@ static void keep_top(sampler* s, bool by_mass, double limit) {
     uint32_t chosen = 0;
     double next = above;
     fill_histogram(s, by_mass, threshold, mask, shifts[digit], digit_masks[digit]);
-    if (by_mass && digit == 0) {
-      double total = 0.0;
-      for (uint32_t bucket = BUCKETS; bucket-- > 0;) {
-        total += s->histogram[bucket];
-      }
-      limit *= total;
-    }
     /* Should rounding keep the sum below the limit, the lowest occupied bucket is chosen. */
     for (uint32_t bucket = digit_masks[digit] + 1; bucket-- > 0 && next < limit;) {
       if (s->histogram[bucket] > 0.0) {
@@ -277,6 +302,26 @@ static void keep_top(sampler* s, bool by_mass, double limit) {
     s->ids[num_kept++] = id;
   }
   s->num_ids = num_kept;
+}
+
+/* Applies top-k, then top-p to what is left. */
+static void filter(sampler* s, const elm_sampling* sampling) {
+  const double top_p = (double)sampling->top_p;
+  double total = 0.0;
+  if (sampling->top_k > 0 && (size_t)sampling->top_k < s->num_logits) {
+    list_candidates(s, LEAST_SCALED);
+    keep_top(s, false, (double)sampling->top_k);
+    for (size_t i = 0; i < s->num_ids; ++i) {
+      total += elm_exp(scaled(s, s->ids[i]));
+    }
+  } else {
+    /* All tokens below this weigh less than 1 - top_p together, and the total is at least 1. */
+    total = total_mass(s);
+    list_candidates(s, elm_log((1.0 - top_p) / (double)s->num_logits));
+  }
+  if (top_p < 1.0) {
+    keep_top(s, true, top_p * total);
+  }
 }
 
 /* The candidate with the largest scaled logit plus Gumbel number, which is a sample from their
@@ -335,15 +380,8 @@ elm_status elm_sampler_run(const float* logits, size_t num_logits, const elm_sam
   }
   s.maximum = (double)s.values[first];
   s.inverse_temperature = 1.0 / (double)sampling->temperature;
-  for (size_t i = 0; is_filtered && i < num_logits; ++i) {
-    s.ids[s.num_ids] = (uint32_t)i;
-    s.num_ids += s.values[i] > -INFINITY ? 1 : 0;
-  }
-  if (sampling->top_k > 0 && (size_t)sampling->top_k < num_logits) {
-    keep_top(&s, false, (double)sampling->top_k);
-  }
-  if (sampling->top_p < 1.0F) {
-    keep_top(&s, true, (double)sampling->top_p);
+  if (is_filtered) {
+    filter(&s, sampling);
   }
   if (sampling->min_p >= FLT_MIN) {
     floor = elm_log((double)sampling->min_p);
