@@ -12,8 +12,8 @@
 enum {
   LANES = 16,
   BLOCK = 128,
-  DIGITS = 3,       /* of a key, in keep_top */
-  BUCKETS = 1 << 12 /* of the widest digit */
+  DIGITS = 3,    /* of a key, in keep_top */
+  BUCKETS = 4096 /* of the widest digit */
 };
 
 /* Temperatures below this are greedy: the quotient would only add rounding. */

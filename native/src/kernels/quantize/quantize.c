@@ -1,4 +1,5 @@
 #include <float.h>
+#include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
@@ -40,14 +41,14 @@ static void pack_e4_row(const elm_e4_row* row, size_t r, size_t num_groups, uint
   for (size_t k = 0; k < num_groups * ELM_GROUP; k += 8) {
     for (size_t j = 0; j < 4; ++j) {
       tile[k / 8 * ELM_LINE + 4 * r + j] =
-          (uint8_t)(row->codes[k + j] | (unsigned)row->codes[k + 4 + j] << 4);
+          (uint8_t)(row->codes[k + j] + 16U * row->codes[k + 4 + j]);
     }
   }
   for (size_t g = 0; g < num_groups; ++g) {
     scales[4 * r + g / 2] |= (uint8_t)((unsigned)row->scale[g] << (4 * (g % 2)));
     offsets[g / 4 * ELM_LINE + 4 * r + g % 4] = row->offset[g];
   }
-  memcpy(offsets + 2 * ELM_LINE + 4 * r, &row->d, sizeof row->d);
+  memcpy(offsets + (size_t)2 * ELM_LINE + 4 * r, &row->d, sizeof row->d);
 }
 
 static void pack_e8_row(const float* weights, size_t r, size_t cols, uint8_t* tile) {
@@ -109,22 +110,22 @@ elm_status elm_quantize(elm_format format, const float* weights, uint64_t first_
     return elm_fail(error, invalid, "weights or out is NULL");
   }
   if (elm_tensor_bytes(format, rows, cols) == 0) {
-    return elm_fail(error, invalid, "a tensor of %llu x %llu is not representable",
-                    (unsigned long long)rows, (unsigned long long)cols);
+    return elm_fail(error, invalid, "a tensor of %" PRIu64 " x %" PRIu64 " is not representable",
+                    rows, cols);
   }
   if (first_row % ELM_PANEL_ROWS != 0 || first_row > rows || num_rows > rows - first_row ||
       (num_rows % ELM_PANEL_ROWS != 0 && first_row + num_rows != rows)) {
     return elm_fail(error, invalid,
-                    "rows %llu to %llu of %llu cannot be quantised alone: cut at multiples of %d",
-                    (unsigned long long)first_row, (unsigned long long)(first_row + num_rows),
-                    (unsigned long long)rows, (int)ELM_PANEL_ROWS);
+                    "rows %" PRIu64 " to %" PRIu64 " of %" PRIu64
+                    " cannot be quantised alone: cut at multiples of %d",
+                    first_row, first_row + num_rows, rows, (int)ELM_PANEL_ROWS);
   }
   for (uint64_t i = 0; i < num_rows * cols; ++i) {
     if (!(fabsf(weights[i]) <= MAX_WEIGHT)) {
       return elm_fail(error, invalid,
-                      "weight at row %llu, column %llu is %g: it must be a number up to 1e30",
-                      (unsigned long long)(first_row + i / cols), (unsigned long long)(i % cols),
-                      (double)weights[i]);
+                      "weight at row %" PRIu64 ", column %" PRIu64
+                      " is %g: it must be a number up to 1e30",
+                      first_row + i / cols, i % cols, (double)weights[i]);
     }
   }
   for (uint64_t done = 0; done < num_rows; done += ELM_PANEL_ROWS) {
