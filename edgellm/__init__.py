@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from edgellm.errors import EdgeLLMError
+
 if TYPE_CHECKING:
     from edgellm.engine import LLM, Completion, Delta, Message, SamplingParams, Session, Stats
 
@@ -16,6 +18,7 @@ __all__ = [
     "LLM",
     "Completion",
     "Delta",
+    "EdgeLLMError",
     "Message",
     "SamplingParams",
     "Session",
@@ -27,8 +30,7 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    # The engine loads numpy and tokenizers; `edgellm --help` and scripts that only export wait for
-    # neither.
+    # The engine loads numpy and tokenizers; `edgellm --help` waits for neither.
     if name in __all__:
         return getattr(importlib.import_module("edgellm.engine"), name)
     raise AttributeError(f"module 'edgellm' has no attribute {name!r}")

@@ -15,7 +15,7 @@ from edgellm._native.calls import (
     sample,
     tensor_bytes,
 )
-from edgellm._native.library import version
+from edgellm._native.library import trim_heap, version
 
 __all__ = [
     "KernelInfo",
@@ -29,5 +29,6 @@ __all__ = [
     "quantize",
     "sample",
     "tensor_bytes",
+    "trim_heap",
     "version",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgellm import devices
-from edgellm._native import NativeModel
+from edgellm._native import NativeModel, trim_heap
 from edgellm.engine.memory import check_fit
 from edgellm.engine.sampling import SamplingParams
 from edgellm.errors import FormatError, TemplateError, UnsupportedDeviceError
@@ -75,6 +75,7 @@ class Model:
         with self._lock:
             if self._text is None:
                 self._text = load_text(self.file)
+                trim_heap()
             return self._text
 
     def default_sampling(self) -> SamplingParams:
