@@ -6,6 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from edgellm.format.spec import SectionType
 from edgellm.text.chat import ChatEncoder
 from edgellm.text.chat_template import ChatTemplate
 from edgellm.text.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ def load_text(
     """
     meta = edge_file.meta["tokenizer"]
     tokenizer = Tokenizer(
-        edge_file.tokenizer_json,
+        edge_file.section_bytes(SectionType.TOKENIZER),
         add_bos=meta["add_bos"],
         bos_id=meta["bos_id"],
         eos_ids=meta["eos_ids"],

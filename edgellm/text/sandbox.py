@@ -28,7 +28,7 @@ __all__ = ["MAX_TEXT", "RaisedByTemplateError", "create_environment", "start_bud
 
 MAX_TEXT = 16 << 20  # characters of one text, and of the output
 BUDGET = 256 << 20  # characters made in one rendering
-ITERATION_COST = 256  # characters: a million iterations use up the budget
+ITERATION_COST = 1024  # characters: 262,144 iterations use up the budget, in a few seconds
 
 _LONG_NUMBER = re.compile(r"\d{6}")
 _PADDERS = frozenset({"center", "ljust", "rjust", "zfill"})
@@ -57,6 +57,10 @@ def _size(value: Any) -> int:
 
 def _bits(value: Any) -> int:
     return value.bit_length() if isinstance(value, int) else 64
+
+
+def _spend_on_product(bits: int) -> None:
+    _spend(bits * bits >> 12)  # quadratic, as the time is; up to 262,144 bits
 
 
 def _spend_on_format(text: str, values: Any) -> None:
@@ -117,7 +121,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
-            _spend(_bits(left) * right if isinstance(right, int) else 1)
+            _spend_on_product(_bits(left) * right if isinstance(right, int) else 64)
         elif operator == "%" and isinstance(left, str):
             _spend_on_format(left, right)
         elif operator == "*":
@@ -125,7 +129,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             if isinstance(sequence, (str, list, tuple)):
                 _spend(_size(sequence) * number)
             else:
-                _spend((_bits(left) + _bits(right)) // 64)
+                _spend_on_product(max(_bits(left), _bits(right)))
         else:
             _spend(_size(left) + _size(right))
         return super().call_binop(context, operator, left, right)
