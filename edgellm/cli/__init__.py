@@ -47,6 +47,7 @@ def main() -> None:
         err.show()
         status = err.exit_code
     except (click.Abort, KeyboardInterrupt):
+        click.echo(err=True)
         status = 130
     except BrokenPipeError:
         # The reader has gone; Python would complain again when it flushes stdout at exit.

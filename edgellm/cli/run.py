@@ -82,6 +82,12 @@ def command(
     from edgellm.engine import LLM
 
     with LLM(path, context=context, threads=threads, isa=isa) as llm:
+        if llm.info.isa == "ref" and isa is None:
+            click.echo(
+                "edgellm: this CPU has none of the fast instruction sets, answers are slow; see:"
+                " edgellm kernels",
+                err=True,
+            )
         params = _sampling(llm, sampling)
         if prompt is None:
             from edgellm.cli import _chat
