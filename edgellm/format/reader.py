@@ -11,6 +11,7 @@ import json
 import mmap
 import os
 import re
+import stat
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -87,6 +88,8 @@ class EdgeFile:
         """
         path = Path(path)
         try:
+            if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
+                raise FormatError(f"{path}: not a regular file; name a .edge file")
             with path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
                 head = file.read(64)

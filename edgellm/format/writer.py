@@ -170,6 +170,10 @@ class EdgeWriter:
         if self._file >= 0 or not self._tensors:
             raise ValueError("allocate() comes once, after the tensors")
         num_sections = len(self._weights) + 1 + len(self._texts) + late_sections
+        if not self.path.parent.is_dir():
+            raise EdgeLLMError(f"cannot write {self.path}: there is no folder {self.path.parent}")
+        if self.path.is_dir():
+            raise EdgeLLMError(f"cannot write {self.path}: it is a folder; name a file")
         self._starts, end = self._place_weights(num_sections)
         end += len(self._tensors) * spec.TENSOR_ENTRY_BYTES
         end += sum(len(data) + _TEXT_ALIGN for data in self._texts.values())
@@ -395,10 +399,6 @@ def remove_stale(path: Path) -> None:
 
 def _create_temporary(path: Path) -> tuple[int, Path]:
     """A new, locked file beside `path`; again if remove_stale of another process was faster."""
-    if not path.parent.is_dir():
-        raise EdgeLLMError(f"cannot write {path}: there is no folder {path.parent}")
-    if path.is_dir():
-        raise EdgeLLMError(f"cannot write {path}: it is a folder; name a file")
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -154,7 +154,7 @@ class Image:
     def replace_section(self, section_type: SectionType, content: bytes) -> Image:
         """Replaces a section's content, moving what follows; padding stays zero."""
         number = self.number(section_type)
-        offset, size = self.place(number)
+        offset, _ = self.place(number)
         pieces = [self.place(other) for other in range(number + 1, self.num_sections)]
         rest = [bytes(self.data[start : start + length]) for start, length in pieces]
         del self.data[offset:]
