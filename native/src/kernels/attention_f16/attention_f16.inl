@@ -76,29 +76,38 @@ static inline void soften(float* scores, size_t first, size_t last, float* max, 
   v_store(scores + 16, p_high);
 }
 
-static inline float scalar_exp(float x) {
-  float lanes[16];
-  v_store(lanes, v_exp(v_set(x)));
-  return lanes[0];
-}
-
-/* Merges a block's (max, sum, o) into query a's running state. */
-static inline void merge(tile_state* state, size_t a, bool is_first, float max, float sum,
-                         const float* o, size_t n) {
-  if (is_first) {
-    state->max[a] = max;
-    state->sum[a] = sum;
-    memcpy(state->out[a], o, n * sizeof(float));
-    return;
+/* Merges a block's (max, sum, o) of the queries that have tokens in it into the running state. The
+ * two factors of all queries go through one exp. */
+static inline __attribute__((always_inline)) void merge(tile_state* state, size_t count,
+                                                        const bool* has_tokens,
+                                                        const bool* is_first, const float* max,
+                                                        const float* sum,
+                                                        float (*o)[ELM_MAX_HEAD_DIM], size_t n) {
+  float factors[16] = {0}; /* for query a: old at a, new at 8 + a */
+  float top[ELM_QUERY_TILE];
+  for (size_t a = 0; a < count; ++a) {
+    top[a] = max[a] > state->max[a] ? max[a] : state->max[a];
+    factors[a] = state->max[a] - top[a];
+    factors[8 + a] = max[a] - top[a];
   }
-  const float top = max > state->max[a] ? max : state->max[a];
-  const float old_scale = scalar_exp(state->max[a] - top);
-  const float new_scale = scalar_exp(max - top);
-  state->max[a] = top;
-  state->sum[a] = fmaf(state->sum[a], old_scale, sum * new_scale);
-  for (size_t i = 0; i < n; i += 16) {
-    const f16v scaled = v_mul(v_load(o + i), v_set(new_scale));
-    v_store(state->out[a] + i, v_fma(v_load(state->out[a] + i), v_set(old_scale), scaled));
+  v_store(factors, v_exp(v_load(factors)));
+  for (size_t a = 0; a < count; ++a) {
+    if (!has_tokens[a]) {
+      continue;
+    }
+    if (is_first[a]) {
+      state->max[a] = max[a];
+      state->sum[a] = sum[a];
+      memcpy(state->out[a], o[a], n * sizeof(float));
+      continue;
+    }
+    const float old_factor = factors[a], new_factor = factors[8 + a];
+    state->max[a] = top[a];
+    state->sum[a] = fmaf(state->sum[a], old_factor, sum[a] * new_factor);
+    for (size_t i = 0; i < n; i += 16) {
+      const f16v scaled = v_mul(v_load(o[a] + i), v_set(new_factor));
+      v_store(state->out[a] + i, v_fma(v_load(state->out[a] + i), v_set(old_factor), scaled));
+    }
   }
 }
 
@@ -122,6 +131,7 @@ static inline __attribute__((always_inline)) void tile(const elm_attention_args*
     const uint16_t* v = args->v + base * n;
     size_t from[ELM_QUERY_TILE], to[ELM_QUERY_TILE];
     size_t common_from = 0, common_to = ELM_KV_BLOCK;
+    bool has_tokens[ELM_QUERY_TILE], is_first[ELM_QUERY_TILE];
     float max[ELM_QUERY_TILE] = {0}, sum[ELM_QUERY_TILE] = {0};
     tile_scores(q, count, args->k + base * n, n, scores);
     for (size_t a = 0; a < count; ++a) {
@@ -130,7 +140,9 @@ static inline __attribute__((always_inline)) void tile(const elm_attention_args*
       from[a] = from[a] < ELM_KV_BLOCK ? from[a] : ELM_KV_BLOCK;
       common_from = from[a] > common_from ? from[a] : common_from;
       common_to = to[a] < common_to ? to[a] : common_to;
-      if (from[a] < to[a]) {
+      has_tokens[a] = from[a] < to[a];
+      is_first[a] = begin[a] >= base;
+      if (has_tokens[a]) {
         soften(scores[a], from[a], to[a], &max[a], &sum[a]);
       }
       memset(o[a], 0, n * sizeof(float));
@@ -146,11 +158,7 @@ static inline __attribute__((always_inline)) void tile(const elm_attention_args*
         tile_values(scores + a, 1, v, n, common_to, to[a], o + a);
       }
     }
-    for (size_t a = 0; a < count; ++a) {
-      if (from[a] < to[a]) {
-        merge(&state, a, begin[a] >= base, max[a], sum[a], o[a], n);
-      }
-    }
+    merge(&state, count, has_tokens, is_first, max, sum, o, n);
   }
   for (size_t a = 0; a < count; ++a) {
     const f16v inverse = v_set(1.0f / state.sum[a]);
