@@ -15,7 +15,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -85,28 +85,9 @@ class GGUFFile:
                 raise FormatError(f"{path} is not a GGUF file: it begins with {head[:4]!r}")
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         cursor = _Cursor(path, self._map)
-        try:
-            num_tensors = _read_header(cursor)
-            self.fields = _read_fields(cursor)
-            self.tensors = self._read_tensors(cursor, num_tensors)
-        except BaseException:
-            self._map.close()
-            raise
-
-    def __enter__(self) -> GGUFFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Unmaps the file."""
-        self._map.close()
+        num_tensors = _read_header(cursor)
+        self.fields = _read_fields(cursor)
+        self.tensors = self._read_tensors(cursor, num_tensors)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

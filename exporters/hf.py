@@ -205,7 +205,10 @@ def _read_tokenizer(folder: Path, files: list[Path]) -> tuple[bytes, Tokenizer]:
     parse_json(data, str(path))
     try:
         tokenizer = Tokenizer.from_buffer(data)
-    except Exception as error:  # the tokenizers package raises bare Exception
+    except BaseException as error:
+        # the package raises bare Exception, and a panic of its Rust code is a BaseException
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         reason = " ".join(str(error).split())[:200]
         raise FormatError(f"{path} is not a tokenizer that can be loaded: {reason}") from None
     files.append(path)
@@ -223,7 +226,8 @@ def _count_tokens(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> int:
             f"{folder / 'tokenizer.json'} has ids up to {max(base.values())}, but config.json says "
             f"vocab_size {vocab_size}: tokenizer and model do not belong together"
         )
-    return min(max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1, vocab_size)
+    last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    return min(last + 1, vocab_size)
 
 
 def _tokenizer_info(

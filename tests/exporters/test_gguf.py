@@ -86,8 +86,7 @@ def test_fields_of_all_types_are_read(tmp_path: Path) -> None:
         "none": (Value(F32, [], True), []),
     }
     path = write(tmp_path, gguf_bytes({key: value for key, (value, _) in values.items()}))
-    with GGUFFile(path) as file:
-        assert file.fields == {key: wanted for key, (_, wanted) in values.items()}
+    assert GGUFFile(path).fields == {key: wanted for key, (_, wanted) in values.items()}
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
@@ -96,17 +95,17 @@ def test_rows_are_those_of_the_gguf_package(tmp_path: Path, kind: str) -> None:
     number = gguf.GGMLQuantizationType[kind]
     packed = gguf.quants.quantize(weights, number)
     path = write(tmp_path, gguf_bytes({}, {"w": Tensor(packed.tobytes(), (96, 7), number.value)}))
-    with GGUFFile(path) as file:
-        assert file.dtype("w") == kind
-        wanted = gguf.quants.dequantize(packed, number)
-        assert np.array_equal(file.rows("w", 0, 7), wanted)
-        assert np.array_equal(file.rows("w", 2, 3), wanted[2:5])
+    file = GGUFFile(path)
+    assert file.dtype("w") == kind
+    wanted = gguf.quants.dequantize(packed, number)
+    assert np.array_equal(file.rows("w", 0, 7), wanted)
+    assert np.array_equal(file.rows("w", 2, 3), wanted[2:5])
 
 
 def test_a_type_that_cannot_be_dequantised_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, gguf_bytes({}, {"w": Tensor(b"\0" * 64, (64, 1), 24)}))
-    with GGUFFile(path) as file, pytest.raises(UnsupportedModelError, match="'w' is of type I8"):
-        file.rows("w", 0, 1)
+    with pytest.raises(UnsupportedModelError, match="'w' is of type I8"):
+        GGUFFile(path).rows("w", 0, 1)
 
 
 def tensor(**changes: Any) -> list[tuple[str, Tensor]]:
@@ -200,6 +199,7 @@ def test_every_truncation_is_found(tmp_path: Path, tiny_gguf: bytes) -> None:
 def test_flipped_bits_never_end_in_another_error(tmp_path: Path, tiny_gguf: bytes) -> None:
     head = tiny_gguf.index(gguf_string("output_norm.weight"))
     source = random.Random(1)
+    messages: list[str] = []
     for _ in range(300):
         data = bytearray(tiny_gguf)
         for _ in range(source.randint(1, 3)):
@@ -207,7 +207,9 @@ def test_flipped_bits_never_end_in_another_error(tmp_path: Path, tiny_gguf: byte
         try:
             load_gguf(write(tmp_path, bytes(data)))
         except EdgeLLMError as error:
-            assert "\n" not in str(error)
+            messages.append(str(error))
+    assert len(messages) > 10
+    assert not any("\n" in message for message in messages)
 
 
 KEYS = (
@@ -244,12 +246,12 @@ WRONG = {
 def test_a_field_of_a_wrong_type_is_refused(
     tmp_path: Path, tiny_gguf: bytes, key: str, kind: str
 ) -> None:
-    with GGUFFile(write(tmp_path, tiny_gguf)) as file:
-        fields = dict(file.fields)
-        tensors = {
-            name: Tensor(tiny_gguf[t.offset : t.offset + t.size], t.shape[::-1], GGML_F32)
-            for name, t in file.tensors.items()
-        }
+    file = GGUFFile(write(tmp_path, tiny_gguf))
+    fields = dict(file.fields)
+    tensors = {
+        name: Tensor(tiny_gguf[t.offset : t.offset + t.size], t.shape[::-1], GGML_F32)
+        for name, t in file.tensors.items()
+    }
     fields["tokenizer.ggml.token_type"] = Value(I32, fields["tokenizer.ggml.token_type"], True)
     right = (key, kind) in {
         ("llama.rope.freq_base", "float"),

@@ -25,9 +25,8 @@ VECTORS = Path(__file__).parents[3] / "shared/data/tokenizer_vectors"
 def synthesise(folder: Path, fields: dict[str, Any]) -> tuple[Tokenizer, TokenizerInfo, int]:
     path = folder / "model.gguf"
     path.write_bytes(gguf_bytes(fields))
-    with GGUFFile(path) as file:
-        data, info, num_tokens = synthesise_tokenizer(file)
-        assert synthesise_tokenizer(file)[0] == data
+    data, info, num_tokens = synthesise_tokenizer(GGUFFile(path))
+    assert synthesise_tokenizer(GGUFFile(path))[0] == data
     return Tokenizer.from_buffer(data), info, num_tokens
 
 
@@ -65,8 +64,7 @@ def spm_fields(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["falcon", "gpt-2", "llama-spm", "phi-3"])
 def test_published_vectors_come_out(name: str) -> None:
     stem = VECTORS / f"ggml-vocab-{name}.gguf"
-    with GGUFFile(stem) as file:
-        tokenizer = Tokenizer.from_buffer(synthesise_tokenizer(file)[0])
+    tokenizer = Tokenizer.from_buffer(synthesise_tokenizer(GGUFFile(stem))[0])
     texts = Path(f"{stem}.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
     lines = Path(f"{stem}.out").read_text().split("\n")
     wanted = [[int(number) for number in line.split()] for line in lines]
