@@ -300,7 +300,8 @@ class EdgeWriter:
         for section, tag in order:
             data = texts[section, tag]
             start = round_up(end, _TEXT_ALIGN)
-            _write_at(self._file, memoryview(data), start)
+            padding = bytes(start - end)  # not a hole: an earlier `complete` may have written there
+            _write_at(self._file, memoryview(padding + data), end)
             planned.append((section, tag, start, len(data)))
             end = start + len(data)
         os.ftruncate(self._file, end)

@@ -318,6 +318,31 @@ def test_an_unfinished_file_never_appears(edge: Path) -> None:
     assert edge.read_bytes() == before
 
 
+def test_a_completed_file_can_be_tried_out_and_sections_replaced(
+    edge: Path, tmp_path: Path
+) -> None:
+    expected = edge.read_bytes()
+    longer = {**META, "exporter": "a longer name, so that everything behind it moves by 51 bytes"}
+    with EdgeWriter(edge) as writer:
+        for name, tensor_format, rows, cols, section in TENSORS:
+            writer.add_tensor(name, tensor_format, rows, cols, section=section)
+        writer.add_section(SectionType.TOKENIZER, b'{"version":"1.0"}')
+        writer.add_section(SectionType.CHAT_TEMPLATE, b"{{ messages }}", "default")
+        writer.add_section(SectionType.GENERATION_CONFIG, b'{"top_k": 40}')
+        writer.allocate()
+        for name, tensor_format, rows, cols, _ in TENSORS:
+            size = tensor_bytes(tensor_format, rows, cols)
+            writer.write_tensor(name, tensor_content(name, size))
+        writer.add_section(SectionType.META, canonical_json(longer))
+        writer.add_section(SectionType.TEST_VECTORS, canonical_json(VECTORS))
+        with EdgeFile.open(writer.complete(), verify=True) as file:
+            assert file.meta == longer
+        assert edge.read_bytes() == expected
+        writer.add_section(SectionType.META, canonical_json(META), replace=True)
+        writer.finish()
+    assert edge.read_bytes() == expected
+
+
 def test_a_link_is_written_through(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     link = tmp_path / "model.edge"
