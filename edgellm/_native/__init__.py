@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from edgellm._native.calls import (
-    KernelInfo,
-    ModelInfo,
-    NativeModel,
-    NativeSession,
-    Sampling,
-    SessionInfo,
-    kernels,
-    probe_read,
-    quantize,
-    sample,
-    tensor_bytes,
-)
+from edgellm._native.functions import kernels, probe_read, quantize, sample, tensor_bytes
 from edgellm._native.library import trim_heap, version
+from edgellm._native.model import NativeModel, NativeSession
+from edgellm._native.records import KernelInfo, ModelInfo, Sampling, SessionInfo
 
 __all__ = [
     "KernelInfo",
