@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,10 +32,10 @@ class ChatEncoder:
     """Renders and tokenizes conversations for one model.
 
     As long as no string of the conversation spells a control token, the ids are those of Hugging
-    Face: the rendered text, tokenized with control tokens recognised. Otherwise what was spelled is
-    hidden from the template under a secret name; the template's own control tokens are then the
-    only ones in its text, and the spelled ones come back as plain text. Merges across the seam are
-    those of the whole text either way.
+    Face: the rendered text, tokenized with control tokens recognised. Otherwise the template gets a
+    placeholder for what was spelled; its own control tokens are then the only ones in its text, and
+    the spelled ones come back as plain text. Merges across the seam are those of the whole text
+    either way.
 
     Control tokens are the special ones, and added tokens that the template mentions. The latter are
     allowed in assistant messages (`<think>`, `<tool_call>`): the model wrote those itself.
@@ -105,19 +104,18 @@ class ChatEncoder:
         if chosen.name not in self._shields:
             self._shields[chosen.name] = self._tokenizer.shield(chosen.source)
         shield = self._shields[chosen.name]
-        cover = _Cover(shield, self._tokenizer.is_special)
-        covered = [
-            cover.hide(message, is_model=message.get("role") == "assistant")
-            for message in plain_messages(messages)
-        ]
+        conversation = plain_messages(messages)
+        data = {
+            **plain_data(extra, "template variables"),
+            "tools": plain_data(tools, "tools"),
+            "documents": plain_data(documents, "documents"),
+        }
+        cover = _Cover(shield, self._tokenizer.is_special, [conversation, data, chosen.source])
+        covered = [cover.hide(m, is_model=m.get("role") == "assistant") for m in conversation]
         rendered = chosen.render(
-            covered,
-            tools=cover.hide(plain_data(tools, "tools")),
-            documents=cover.hide(plain_data(documents, "documents")),
-            add_generation_prompt=add_generation_prompt,
-            **cover.hide(plain_data(extra, "template variables")),
+            covered, add_generation_prompt=add_generation_prompt, **cover.hide(data)
         )
-        if not cover.hidden:
+        if not cover.has_placeholders:
             ids = self._tokenizer.encode(rendered, add_bos=False, parse_special=True)
             return EncodedChat(text=rendered, ids=ids)
         ids = shield.encode(cover.restore(shield.mark(rendered)))
@@ -125,14 +123,22 @@ class ChatEncoder:
 
 
 class _Cover:
-    """Secret names for what a conversation must not say as a control token."""
+    """Placeholders for what a conversation must not say as a control token.
 
-    def __init__(self, shield: Shield, is_special: Callable[[int], bool]) -> None:
+    A placeholder is one private-use character that is nowhere else in the conversation, so that
+    trimming, splitting and JSON in the template leave it whole.
+    """
+
+    def __init__(self, shield: Shield, is_special: Callable[[int], bool], everything: Any) -> None:
         self._shield = shield
         self._is_special = is_special
-        self._nonce = secrets.token_hex(16)
-        self._name = re.compile(rf"y{self._nonce}(\d+)y")
-        self.hidden: list[str] = []
+        self._free = _free_characters(everything)
+        self._placeholders: dict[str, str] = {}
+
+    @property
+    def has_placeholders(self) -> bool:
+        """Whether anything has been replaced."""
+        return bool(self._placeholders)
 
     def hide(self, value: Any, *, is_model: bool = False) -> Any:
         """`value` with spelled control tokens replaced in every string and key.
@@ -153,23 +159,33 @@ class _Cover:
         return value
 
     def restore(self, text: str) -> str:
-        """`text` with the names replaced by what they stand for."""
-        return self._name.sub(lambda match: self.hidden[int(match[1])], text)
+        """`text` with the placeholders replaced by what they stand for."""
+        return text.translate({ord(c): hidden for hidden, c in self._placeholders.items()})
 
     def _hide_text(self, text: str, is_model: bool) -> str:
         pieces, end = [], 0
         for span in self._shield.spans(text):
             if is_model and not self._is_special(span.token_id):
                 continue
-            pieces += [text[end : span.start], self._hidden(text[span.start : span.stop])]
+            pieces += [text[end : span.start], self._placeholder(text[span.start : span.stop])]
             end = span.stop
         pieces.append(text[end:])
         if self._shield.is_open(pieces[-1]):
-            # "<|im_" and "end|>" in two strings could meet in the rendered text: an empty name
-            # between them keeps them apart
-            pieces.append(self._hidden(""))
+            # "<|im_" and "end|>" in two strings could meet in the rendered text: a placeholder for
+            # nothing keeps them apart
+            pieces.append(self._placeholder(""))
         return "".join(pieces)
 
-    def _hidden(self, text: str) -> str:
-        self.hidden.append(text)
-        return f"y{self._nonce}{len(self.hidden) - 1}y"
+    def _placeholder(self, hidden: str) -> str:
+        if hidden not in self._placeholders:
+            self._placeholders[hidden] = next(self._free)
+        return self._placeholders[hidden]
+
+
+def _free_characters(everything: Any) -> Iterator[str]:
+    """Private-use characters that plain data does not have."""
+    used = set(json.dumps(everything, ensure_ascii=False))
+    for code in (*range(0xE000, 0xF900), *range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)):
+        if chr(code) not in used:
+            yield chr(code)
+    raise ValueError("the conversation uses up the private-use characters of Unicode")

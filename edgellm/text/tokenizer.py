@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import tokenizers
 
-from edgellm.errors import FormatError
+from edgellm.errors import FormatError, UnsupportedModelError
 from edgellm.text.detokenizer import ByteDecoder, Detokenizer
 from edgellm.text.shield import Shield
 
 __all__ = ["Tokenizer"]
+
+# A wrong prefix makes the package abort the process; language models with BPE have none.
+_SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"[^"]')
 
 
 class Tokenizer:
@@ -45,9 +49,14 @@ class Tokenizer:
 
         Raises:
             FormatError: It is no valid tokenizer.json, or `bos_id` or an EOS id is not in it.
-            UnsupportedModelError: Its decoder is of a kind that cannot be streamed.
+            UnsupportedModelError: Its model or decoder is of a kind that is not supported.
         """
         data = tokenizer_json.encode() if isinstance(tokenizer_json, str) else tokenizer_json
+        if _SUBWORD_PREFIX.search(data):
+            raise UnsupportedModelError(
+                "tokenizer.json: its model has a continuing_subword_prefix; byte-level and "
+                "SentencePiece-like tokenizers are supported"
+            )
         try:
             self._full = tokenizers.Tokenizer.from_buffer(bytes(data))
         except BaseException as error:

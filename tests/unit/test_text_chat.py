@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jinja2
@@ -21,7 +22,8 @@ from hypothesis import strategies as st
 from tiny_tokenizers import CONTROL, TOOL_TOKENS, byte_level_json, sentencepiece_json
 
 from edgellm.errors import TemplateError
-from edgellm.text import ChatEncoder, ChatTemplate, Tokenizer
+from edgellm.format.spec import SectionType
+from edgellm.text import ChatEncoder, ChatTemplate, Tokenizer, load_text
 
 DATA = Path(__file__).parents[3] / "shared/data/chat_templates"
 TEMPLATES = sorted(DATA.glob("*.jinja"))
@@ -424,6 +426,23 @@ def test_the_template_for_tools_is_chosen_when_there_is_one() -> None:
     assert encoder("byte-level", "plain").encode(user("x"), tools=tools).text == "plain"
     with pytest.raises(TemplateError, match="no chat template 'rag'; it has: default, tool_use"):
         both.encode(user("x"), template="rag")
+
+
+def test_the_text_side_of_a_file() -> None:
+    """The fields of META are those of ARCHITECTURE.md."""
+    file = SimpleNamespace(
+        meta={"tokenizer": {
+            "add_bos": True, "bos_id": BOS, "eos_ids": [EOS, IM_END], "special_tokens": SPECIAL}},
+        section_bytes=lambda section: {SectionType.TOKENIZER: byte_level_json().encode()}[section],
+        chat_templates={"default": "{{ bos_token }}{{ strftime_now('%Y') }}"},
+    )  # fmt: skip
+    tokenizer, chat = load_text(file, clock=lambda: NOON)  # type: ignore[arg-type]
+    assert (tokenizer.bos_id, tokenizer.eos_ids) == (BOS, (EOS, IM_END))
+    assert tokenizer.encode("hi")[0] == BOS
+    assert chat is not None
+    assert chat.encode([]).text == "<s>2025"
+    file.chat_templates = {}
+    assert load_text(file)[1] is None  # type: ignore[arg-type]
 
 
 MIXTURE = [*CONTROL, "<tool_call>", "<", "|", "im_end", "|>", "s>", " ", "\n", "é", "the"]

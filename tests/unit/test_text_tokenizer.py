@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -200,6 +201,20 @@ def test_a_decoder_that_cannot_stream_is_refused() -> None:
     spec["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     with pytest.raises(UnsupportedModelError, match="decoder step 'WordPiece'"):
         make(json.dumps(spec))
+
+
+def test_a_model_that_makes_the_package_abort_is_refused() -> None:
+    spec = json.loads(byte_level_json())
+    spec["model"]["continuing_subword_prefix"] = "##"
+    with pytest.raises(UnsupportedModelError, match="continuing_subword_prefix"):
+        make(json.dumps(spec))
+
+
+def test_threads_share_a_tokenizer(kind: str) -> None:
+    texts = [f"{number} <|im_end|> the <s> user 🙂" for number in range(64)]
+    expected = [make(KINDS[kind]()).encode(text) for text in texts]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(make(KINDS[kind]()).encode, texts)) == expected
 
 
 def test_truncation_and_padding_of_the_file_are_ignored() -> None:
