@@ -21,7 +21,7 @@ class Stats:
         generated_tokens: sampled, the end-of-text token included.
         prefill_tok_s: prompt tokens computed per second; 0 if none were.
         decode_tok_s: tokens per second after the first; 0 if there was no second.
-        first_token_ms: from the call to the first sampled token; 0 if there was none.
+        first_token_ms: from the session's turn to the first sampled token; 0 if there was none.
         peak_memory_bytes: of this process since it started.
         kv_bytes: size of the session's KV cache.
         context: tokens the KV cache holds.

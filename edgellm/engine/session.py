@@ -177,9 +177,10 @@ class Session:
     def _generate(
         self, ids: list[int], sampling: Sampling, limit: int, answer: Answer
     ) -> Generator[Delta]:
-        clock, text = Clock(len(ids)), ""
+        text = ""
         with self._turn:
             native = self._open()
+            clock = Clock(len(ids))
             if limit:
                 clock.num_cached = self._keep_common(native, ids)
                 for _, chunk in self._append(native, ids[clock.num_cached :]):
