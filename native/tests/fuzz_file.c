@@ -43,8 +43,10 @@ static void take(const uint8_t** data, size_t* size, uint8_t* target, size_t cou
 
 /* Lays the file out in `file` (CAPACITY zero bytes) and returns its size. */
 static size_t expand(const uint8_t* data, size_t size, uint8_t* file) {
-  elm_crc32c_table crc;
-  elm_crc32c_init(&crc);
+  static elm_crc32c_table crc;
+  if (crc.remainder[0][1] == 0) {
+    elm_crc32c_init(&crc);
+  }
   take(&data, &size, file, BLOCK);
   const size_t num_sections = smaller(load_u32(file + 0x30), 64);
   uint8_t* table = file + ELM_SUPERBLOCK_BYTES;
