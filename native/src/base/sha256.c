@@ -29,15 +29,16 @@ static void add_block(uint32_t state[8], const uint8_t block[64]) {
   }
   uint32_t v[8];
   memcpy(v, state, sizeof v);
-  for (size_t i = 0; i < 64; ++i) {
-    const uint32_t s1 = rotate(v[4], 6) ^ rotate(v[4], 11) ^ rotate(v[4], 25);
-    const uint32_t choice = (v[4] & v[5]) ^ (~v[4] & v[6]);
-    const uint32_t t1 = v[7] + s1 + choice + round_constants[i] + w[i];
-    const uint32_t s0 = rotate(v[0], 2) ^ rotate(v[0], 13) ^ rotate(v[0], 22);
-    const uint32_t majority = (v[0] & v[1]) ^ (v[0] & v[2]) ^ (v[1] & v[2]);
-    memmove(v + 1, v, 7 * sizeof v[0]);
-    v[4] += t1;
-    v[0] = t1 + s0 + majority;
+  for (size_t i = 0; i < 64; ++i) { /* the variables move on by one each round: so do the names */
+    const uint32_t a = v[(0 - i) & 7], b = v[(1 - i) & 7], c = v[(2 - i) & 7];
+    const uint32_t e = v[(4 - i) & 7], f = v[(5 - i) & 7], g = v[(6 - i) & 7];
+    const uint32_t s1 = rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25);
+    const uint32_t choice = (e & f) ^ (~e & g);
+    const uint32_t t1 = v[(7 - i) & 7] + s1 + choice + round_constants[i] + w[i];
+    const uint32_t s0 = rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22);
+    const uint32_t majority = (a & b) ^ (a & c) ^ (b & c);
+    v[(3 - i) & 7] += t1;
+    v[(7 - i) & 7] = t1 + s0 + majority;
   }
   for (size_t i = 0; i < 8; ++i) {
     state[i] += v[i];
