@@ -45,7 +45,7 @@ def start_budget() -> None:
 
 
 def _spend(size: int) -> None:
-    left = _left.get() - size
+    left = _left.get() - max(size, 0)
     _left.set(left)
     if size > MAX_TEXT or left < 0:
         raise SecurityError(f"it loops too often or makes more than {MAX_TEXT >> 20} MiB of text")

@@ -243,6 +243,8 @@ HOSTILE = {
     "{{ f(60) }}",
     "repeated text": "{{ ('a' * 10**9) | length }}",
     "repeated list": "{{ ([0] * 10**9) | length }}",
+    "refunds": "{% for i in range(99999) %}{% for j in range(99999) %}{{ 'a' * -999999 }}"
+    "{% endfor %}{% endfor %}",
     "power": "{{ 10 ** (10 ** 8) }}",
     "squares": "{% set n = namespace(x=9) %}{% for i in range(60) %}{% set n.x = n.x * n.x %}"
     "{% endfor %}",
