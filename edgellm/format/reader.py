@@ -25,6 +25,7 @@ import numpy.typing as npt
 from edgellm.errors import EdgeLLMError, FormatError, ModelNotFoundError
 from edgellm.format import spec
 from edgellm.format.crc32c import crc32c
+from edgellm.format.foreign import describe_foreign
 from edgellm.format.meta import check_meta, check_test_vectors, parse_json
 from edgellm.format.spec import Section, SectionType, Tensor
 from edgellm.types import TensorFormat, round_up
@@ -94,7 +95,7 @@ class EdgeFile:
                 size = os.fstat(file.fileno()).st_size
                 head = file.read(64)
                 if not head.startswith(spec.MAGIC):
-                    raise FormatError(f"{path}: {_foreign(path, head, size)}")
+                    raise FormatError(f"{path}: {describe_foreign(path, head, size)}")
                 mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
         except FileNotFoundError:
             raise ModelNotFoundError(f"{path}: no such file") from None
@@ -384,21 +385,3 @@ class EdgeFile:
             section = self.sections[number]
             if end != section.size:
                 self._fail(section.label, f"has {section.size} bytes, its tensors {end}")
-
-
-def _foreign(path: Path, head: bytes, size: int) -> str:
-    """What a file without the magic is, and what to do with it."""
-    export = f"run: edgellm export {path} -o {path.with_suffix('.edge').name}"
-    if size == 0:
-        return "an empty file; copy, download or export it again"
-    if head.startswith(b"version https://git-lfs"):
-        return "a Git LFS pointer, not the file itself; run: git lfs pull"
-    if head.startswith(b"GGUF"):
-        return f"a GGUF file; {export}"
-    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") < size:
-        return f"a safetensors file; export the folder it is in, run: edgellm export {path.parent}"
-    if path.suffix == ".onnx":
-        return f"an ONNX model; {export}"
-    if head.startswith((b"PK\x03\x04", b"\x80\x02")):
-        return "a PyTorch or zip file; export a folder with safetensors instead"
-    return "not a .edge file; make one with: edgellm export MODEL -o FILE.edge"

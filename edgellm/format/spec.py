@@ -9,6 +9,7 @@ import enum
 import struct
 from dataclasses import dataclass
 
+from edgellm.format.crc32c import crc32c
 from edgellm.types import TensorFormat, round_up
 
 MAGIC = b"\x89EDGE\r\n\x1a"
@@ -113,6 +114,20 @@ class Section:
         name = SectionType(self.type).name if self.is_known else f"type {self.type}"
         return f"{name} {self.tag}".rstrip()
 
+    def pack(self) -> bytes:
+        """Its 128 bytes."""
+        return SECTION_ENTRY.pack(
+            self.type,
+            self.flags,
+            self.offset,
+            self.size,
+            self.align_log2,
+            self.crc32c,
+            self.sha256,
+            self.tag.encode(),
+            b"",
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
@@ -125,6 +140,38 @@ class Tensor:
     cols: int
     offset: int
     size: int
+
+    def pack(self) -> bytes:
+        """Its 128 bytes."""
+        return TENSOR_ENTRY.pack(
+            self.name.encode(),
+            self.format,
+            self.section,
+            self.rows,
+            self.cols,
+            self.offset,
+            self.size,
+            b"",
+        )
+
+
+def pack_superblock(file_size: int, table_bytes: int, model_id: bytes) -> bytes:
+    """The part of the superblock that is not zero."""
+    head = SUPERBLOCK.pack(
+        MAGIC,
+        MAJOR,
+        MINOR,
+        SUPERBLOCK_BYTES,
+        file_size,
+        0,
+        0,
+        SUPERBLOCK_BYTES,
+        table_bytes // SECTION_ENTRY_BYTES,
+        SECTION_ENTRY_BYTES,
+        0,
+        model_id,
+    )
+    return head + crc32c(head).to_bytes(4, "little")
 
 
 def tensor_bytes(tensor_format: TensorFormat, rows: int, cols: int) -> int:

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import mmap
 import os
 import re
-import secrets
 import shutil
 import threading
 from collections.abc import Iterator
@@ -31,7 +29,14 @@ from edgellm.errors import EdgeLLMError, FormatError
 from edgellm.format import spec
 from edgellm.format.crc32c import crc32c
 from edgellm.format.meta import check_meta, check_test_vectors, parse_json
-from edgellm.format.spec import SectionType, Tensor
+from edgellm.format.spec import Section, SectionType, Tensor
+from edgellm.format.temporary import (
+    create_temporary,
+    remove_stale,
+    reserve,
+    sync_folder,
+    write_at,
+)
 from edgellm.types import TensorFormat, round_up
 
 __all__ = ["EdgeWriter"]
@@ -180,9 +185,9 @@ class EdgeWriter:
         end += late_bytes + late_sections * _TEXT_ALIGN
         with self._writing():
             remove_stale(self.path)
-            self._file, self._temporary = _create_temporary(self.path)
+            self._file, self._temporary = create_temporary(self.path)
             try:
-                _reserve(self._file, end)
+                reserve(self._file, end)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
                     raise
@@ -213,13 +218,15 @@ class EdgeWriter:
         view = (data.data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
         if self._file < 0:
             raise ValueError("write_tensor() comes after allocate()")
+        if self._weight_digests:
+            raise ValueError("write_tensor() comes before complete()")
         if offset < 0 or offset + view.nbytes > tensor.size:
             raise ValueError(
                 f"tensor {name}: bytes {offset}..{offset + view.nbytes} of {tensor.size}"
             )
         start = self._starts[tensor.section] + tensor.offset + offset
         with self._writing():
-            _write_at(self._file, view, start)
+            write_at(self._file, view, start)
         with self._lock:
             self._written[name] = self._written.get(name, 0) + view.nbytes
 
@@ -240,7 +247,7 @@ class EdgeWriter:
                 os.replace(self._temporary, self.path)
                 self._temporary = None
             self._discard()
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         return model_id.hex()
 
     def complete(self) -> Path:
@@ -267,9 +274,9 @@ class EdgeWriter:
         with self._writing():
             table = self._write_sections()
             model_id = hashlib.sha256(table).digest()
-            _write_at(self._file, memoryview(table), spec.SUPERBLOCK_BYTES)
+            write_at(self._file, memoryview(table), spec.SUPERBLOCK_BYTES)
             size = os.fstat(self._file).st_size
-            _write_at(self._file, memoryview(_superblock(size, len(table), model_id)), 0)
+            write_at(self._file, memoryview(spec.pack_superblock(size, len(table), model_id)), 0)
         return model_id
 
     def _check_complete(self) -> None:
@@ -295,67 +302,47 @@ class EdgeWriter:
         for (tag, tensors), start in zip(self._weights.items(), self._starts, strict=True):
             end = start + tensors[-1].offset + tensors[-1].size
             planned.append((SectionType.WEIGHTS, tag, start, end - start))
-        texts = {(SectionType.TENSOR_INDEX, ""): self._index(), **self._texts}
+        index = b"".join(tensor.pack() for _, tensor in sorted(self._tensors.items()))
+        texts = {(SectionType.TENSOR_INDEX, ""): index, **self._texts}
         order = sorted(texts, key=lambda key: (key[0] != SectionType.TENSOR_INDEX, key))
         for section, tag in order:
             data = texts[section, tag]
             start = round_up(end, _TEXT_ALIGN)
             padding = bytes(start - end)  # not a hole: an earlier `complete` may have written there
-            _write_at(self._file, memoryview(padding + data), end)
+            write_at(self._file, memoryview(padding + data), end)
             planned.append((section, tag, start, len(data)))
             end = start + len(data)
         os.ftruncate(self._file, end)
         whole = np.frombuffer(mmap.mmap(self._file, end, access=mmap.ACCESS_READ), np.uint8)
-        checksums, hashes = self._digests(whole, planned)
-        return b"".join(
-            spec.SECTION_ENTRY.pack(
-                section,
-                0,
-                start,
-                size,
-                _align_log2(section),
-                checksum,
-                digest,
-                tag.encode(),
-                b"",
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            digests = list(pool.map(lambda item: self._digest(whole, *item), planned))
+        sections = [
+            Section(
+                type=section,
+                tag=tag,
+                offset=start,
+                size=size,
+                align_log2=_align_log2(section),
+                crc32c=checksum,
+                sha256=digest,
             )
-            for (section, tag, start, size), checksum, digest in zip(
-                planned, checksums, hashes, strict=True
+            for (section, tag, start, size), (checksum, digest) in zip(
+                planned, digests, strict=True
             )
-        )
+        ]
+        return b"".join(section.pack() for section in sections)
 
-    def _digests(
-        self, whole: npt.NDArray[np.uint8], planned: list[tuple[SectionType, str, int, int]]
-    ) -> tuple[list[int], list[bytes]]:
-        """CRC-32C and SHA-256 of every section; those of weights are computed once."""
-
-        def digest(section: SectionType, tag: str, start: int, size: int) -> tuple[int, bytes]:
-            if section == SectionType.WEIGHTS and tag in self._weight_digests:
-                return self._weight_digests[tag]
+    def _digest(
+        self, whole: npt.NDArray[np.uint8], section: SectionType, tag: str, start: int, size: int
+    ) -> tuple[int, bytes]:
+        """CRC-32C and SHA-256 of a section; those of weights are computed once."""
+        found = self._weight_digests.get(tag) if section == SectionType.WEIGHTS else None
+        if found is None:
             piece = whole[start : start + size]
-            found = crc32c(piece), _sha256(piece)
+            found = crc32c(piece), hashlib.sha256(piece.data).digest()
             if section == SectionType.WEIGHTS:
                 self._weight_digests[tag] = found
-            return found
-
-        with ThreadPoolExecutor(os.cpu_count()) as pool:
-            found = list(pool.map(lambda entry: digest(*entry), planned))
-        return [crc for crc, _ in found], [sha for _, sha in found]
-
-    def _index(self) -> bytes:
-        return b"".join(
-            spec.TENSOR_ENTRY.pack(
-                tensor.name.encode(),
-                tensor.format,
-                tensor.section,
-                tensor.rows,
-                tensor.cols,
-                tensor.offset,
-                tensor.size,
-                b"",
-            )
-            for _, tensor in sorted(self._tensors.items())
-        )
+        return found
 
     def _place_weights(self, num_sections: int) -> tuple[list[int], int]:
         """Starts of the WEIGHTS sections and the end of the last."""
@@ -383,72 +370,9 @@ class EdgeWriter:
             self._file = -1
 
 
-def remove_stale(path: Path) -> None:
-    """Removes temporaries of `path` whose writer was killed: nobody holds their lock."""
-    pattern = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.tmp")
-    for entry in list(os.scandir(path.parent)):
-        if not pattern.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
-            continue
-        with contextlib.suppress(OSError):  # in use, or gone: then it is not ours to remove
-            file = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.unlink(entry.path)
-            finally:
-                os.close(file)
-
-
-def _create_temporary(path: Path) -> tuple[int, Path]:
-    """A new, locked file beside `path`; again if remove_stale of another process was faster."""
-    while True:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(temporary, flags, 0o666)
-        fcntl.flock(file, fcntl.LOCK_EX)
-        if os.fstat(file).st_nlink:
-            return file, temporary
-        os.close(file)
-
-
-def _reserve(file: int, size: int) -> None:
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
-    else:  # macOS
-        os.ftruncate(file, size)
-
-
-def _write_at(file: int, data: memoryview, offset: int) -> None:
-    while data.nbytes:
-        count = os.pwrite(file, data, offset)
-        data = data[count:]
-        offset += count
-
-
-def _superblock(file_size: int, table_bytes: int, model_id: bytes) -> bytes:
-    head = spec.SUPERBLOCK.pack(
-        spec.MAGIC,
-        spec.MAJOR,
-        spec.MINOR,
-        spec.SUPERBLOCK_BYTES,
-        file_size,
-        0,
-        0,
-        spec.SUPERBLOCK_BYTES,
-        table_bytes // spec.SECTION_ENTRY_BYTES,
-        spec.SECTION_ENTRY_BYTES,
-        0,
-        model_id,
-    )
-    return head + crc32c(head).to_bytes(4, "little")
-
-
 def _align_log2(section: SectionType) -> int:
     is_weights = section == SectionType.WEIGHTS
     return spec.WEIGHTS_ALIGN_LOG2 if is_weights else spec.TEXT_ALIGN_LOG2
-
-
-def _sha256(data: npt.NDArray[np.uint8]) -> bytes:
-    return hashlib.sha256(data.data).digest()
 
 
 def _check_utf8(data: bytes, where: str) -> None:
@@ -456,11 +380,3 @@ def _check_utf8(data: bytes, where: str) -> None:
         data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise FormatError(f"{where} is not UTF-8 at byte {error.start}") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

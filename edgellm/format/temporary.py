@@ -1,0 +1,64 @@
+"""The temporary that a `.edge` file is until it is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+from pathlib import Path
+
+__all__ = ["create_temporary", "remove_stale", "reserve", "sync_folder", "write_at"]
+
+
+def remove_stale(path: Path) -> None:
+    """Removes temporaries of `path` whose writer was killed: nobody holds their lock."""
+    pattern = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{8}\.tmp")
+    for entry in list(os.scandir(path.parent)):
+        if not pattern.fullmatch(entry.name) or not entry.is_file(follow_symlinks=False):
+            continue
+        with contextlib.suppress(OSError):  # in use, or gone: then it is not ours to remove
+            file = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(entry.path)
+            finally:
+                os.close(file)
+
+
+def create_temporary(path: Path) -> tuple[int, Path]:
+    """A new, locked file beside `path`; again if remove_stale of another process was faster."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(temporary, flags, 0o666)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file).st_nlink:
+            return file, temporary
+        os.close(file)
+
+
+def reserve(file: int, size: int) -> None:
+    """Allocates `size` bytes on the disk, or raises OSError."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, size)
+    else:  # macOS
+        os.ftruncate(file, size)
+
+
+def write_at(file: int, data: memoryview, offset: int) -> None:
+    """Writes all of `data`."""
+    while data.nbytes:
+        count = os.pwrite(file, data, offset)
+        data = data[count:]
+        offset += count
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes a rename in `folder` durable."""
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
