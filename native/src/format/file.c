@@ -6,46 +6,16 @@
 
 #include "base/crc32c.h"
 #include "base/sha256.h"
-#include "format/limits.h"
+#include "format/file_internal.h"
 #include "format/map.h"
 #include "format/meta.h"
 
-typedef struct section {
-  uint32_t type;
-  uint32_t flags;
-  uint64_t offset;
-  uint64_t size;
-  uint32_t align_log2;
-  uint32_t crc;
-  uint64_t tiled; /* WEIGHTS: end of the tensors found so far */
-  char label[64]; /* how messages name it: "WEIGHTS layers.3" */
-} section;
-
-struct elm_file {
-  elm_allocator allocator;
-  const uint8_t* data;
-  size_t size;
-  bool is_mapped;
-  const char* path; /* while opening */
-  section* sections;
-  uint32_t num_sections;
-  elm_tensor* tensors; /* (num_tensors), by name */
-  size_t num_tensors;
-  elm_arch arch;
-  uint64_t weight_bytes;
-  uint8_t model_id[32];
-};
-
-/* Offsets within an entry of the section table. */
+/* Offsets within the superblock and within an entry of the section table. */
+enum { BLOCK_MODEL_ID = 0x40, BLOCK_CRC = 0x60 };
 enum { ENTRY_CRC = 28, ENTRY_TAG = 64, ENTRY_ZERO = 96, TAG_BYTES = 32 };
-/* Offsets within the superblock and within an entry of the tensor index. */
-enum { BLOCK_MODEL_ID = 0x40, BLOCK_CRC = 0x60, NAME_BYTES = 64, TENSOR_ZERO = 104 };
 
-static elm_status fail(const elm_file* file, elm_error* error, const char* name, const char* format,
-                       ...) ELM_PRINTF(4, 5);
-
-static elm_status fail(const elm_file* file, elm_error* error, const char* name, const char* format,
-                       ...) {
+elm_status elm_file_fail(const elm_file* file, elm_error* error, const char* name,
+                         const char* format, ...) {
   char what[256];
   va_list arguments;
   va_start(arguments, format);
@@ -56,46 +26,21 @@ static elm_status fail(const elm_file* file, elm_error* error, const char* name,
                   name, what);
 }
 
-static uint32_t load_u32(const uint8_t* data) {
-  return (uint32_t)data[0] | (uint32_t)data[1] << 8 | (uint32_t)data[2] << 16 |
-         (uint32_t)data[3] << 24;
-}
-
-static uint64_t load_u64(const uint8_t* data) {
-  return (uint64_t)load_u32(data) | (uint64_t)load_u32(data + 4) << 32;
-}
-
-/* The first byte is zero and every byte equals the one before it. */
-static bool is_zero(const uint8_t* data, uint64_t size) {
-  return size == 0 || (data[0] == 0 && memcmp(data, data + 1, (size_t)size - 1) == 0);
-}
-
-static uint64_t align_up(uint64_t value, uint64_t alignment) {
-  return (value + alignment - 1) / alignment * alignment; /* value is at most a file's size */
-}
-
-/* Copies a zero-padded name; false if it is empty, has a character that `allowed` refuses, or bytes
- * after its end. */
-static bool read_name(const uint8_t* field, size_t size, bool (*allowed)(uint8_t), char* out) {
+bool elm_file_name(const uint8_t* field, size_t size, bool (*is_allowed)(uint8_t), char* out) {
   size_t length = 0;
-  while (length < size && allowed(field[length])) {
+  while (length < size && is_allowed(field[length])) {
     out[length] = (char)field[length];
     ++length;
   }
   out[length] = 0;
-  return is_zero(field + length, size - length);
+  return elm_is_zero(field + length, size - length);
 }
 
 static bool is_tag_char(uint8_t c) {
   return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '.';
 }
 
-static bool is_name_char(uint8_t c) {
-  return c > ' ' && c <= '~';
-}
-
-/* ---- superblock -------------------------------------------------------------------------------
- */
+/* ---- superblock ---------------------------------------------------------------------------- */
 
 static elm_status fail_foreign(const elm_file* file, elm_error* error) {
   static const char lfs[] = "version https://git-lfs";
@@ -117,50 +62,51 @@ static elm_status read_superblock(elm_file* file, const elm_crc32c_table* crc, e
     return fail_foreign(file, error);
   }
   if (file->size < ELM_SUPERBLOCK_BYTES) {
-    return fail(file, error, name, "truncated: %zu bytes, not %d", file->size,
-                ELM_SUPERBLOCK_BYTES);
+    return elm_file_fail(file, error, name, "truncated: %zu bytes, not %d", file->size,
+                         ELM_SUPERBLOCK_BYTES);
   }
   const unsigned major = (unsigned)block[8] | (unsigned)block[9] << 8;
   if (major != ELM_MAJOR) {
-    return fail(file, error, name, "format %u, and this edgellm reads %d", major, ELM_MAJOR);
+    return elm_file_fail(file, error, name, "format %u, and this edgellm reads %d", major,
+                         ELM_MAJOR);
   }
-  if (elm_crc32c(crc, block, BLOCK_CRC) != load_u32(block + BLOCK_CRC)) {
-    return fail(file, error, name, "CRC differs: the file is damaged");
+  if (elm_crc32c(crc, block, BLOCK_CRC) != elm_load_u32(block + BLOCK_CRC)) {
+    return elm_file_fail(file, error, name, "CRC differs: the file is damaged");
   }
-  const uint64_t file_size = load_u64(block + 0x10);
+  const uint64_t file_size = elm_load_u64(block + 0x10);
   if (file_size != file->size) {
-    return fail(file, error, name, "the file has %zu bytes, not %llu", file->size,
-                (unsigned long long)file_size);
+    return elm_file_fail(file, error, name, "the file has %zu bytes, not %llu", file->size,
+                         (unsigned long long)file_size);
   }
-  const uint64_t unknown = load_u64(block + 0x18) & ~(uint64_t)ELM_KNOWN_INCOMPATIBLE;
+  const uint64_t unknown = elm_load_u64(block + 0x18) & ~(uint64_t)ELM_KNOWN_INCOMPATIBLE;
   if (unknown != 0) {
     int bit = 0;
     while ((unknown >> bit & 1) == 0) {
       ++bit;
     }
-    return fail(file, error, name, "needs feature %d, unknown here: update edgellm", bit);
+    return elm_file_fail(file, error, name, "needs feature %d, unknown here: update edgellm", bit);
   }
-  if (load_u32(block + 0x0C) != ELM_SUPERBLOCK_BYTES ||
-      load_u64(block + 0x28) != ELM_SUPERBLOCK_BYTES ||
-      load_u32(block + 0x34) != ELM_SECTION_ENTRY_BYTES || load_u64(block + 0x38) != 0 ||
-      !is_zero(block + BLOCK_CRC + 4, ELM_SUPERBLOCK_BYTES - BLOCK_CRC - 4)) {
-    return fail(file, error, name, "a fixed field has another value");
+  if (elm_load_u32(block + 0x0C) != ELM_SUPERBLOCK_BYTES ||
+      elm_load_u64(block + 0x28) != ELM_SUPERBLOCK_BYTES ||
+      elm_load_u32(block + 0x34) != ELM_SECTION_ENTRY_BYTES || elm_load_u64(block + 0x38) != 0 ||
+      !elm_is_zero(block + BLOCK_CRC + 4, ELM_SUPERBLOCK_BYTES - BLOCK_CRC - 4)) {
+    return elm_file_fail(file, error, name, "a fixed field has another value");
   }
-  file->num_sections = load_u32(block + 0x30);
+  file->num_sections = elm_load_u32(block + 0x30);
   const uint64_t table_bytes = (uint64_t)file->num_sections * ELM_SECTION_ENTRY_BYTES;
   if (file->num_sections < 1 || file->num_sections > ELM_MAX_SECTIONS ||
       table_bytes > file->size - ELM_SUPERBLOCK_BYTES) {
-    return fail(file, error, name, "%lu sections do not fit", (unsigned long)file->num_sections);
+    return elm_file_fail(file, error, name, "%lu sections do not fit",
+                         (unsigned long)file->num_sections);
   }
   elm_sha256(block + ELM_SUPERBLOCK_BYTES, (size_t)table_bytes, file->model_id);
   if (memcmp(file->model_id, block + BLOCK_MODEL_ID, sizeof file->model_id) != 0) {
-    return fail(file, error, "table", "SHA-256 differs: the file is damaged");
+    return elm_file_fail(file, error, "table", "SHA-256 differs: the file is damaged");
   }
   return ELM_STATUS_OK;
 }
 
-/* ---- section table ----------------------------------------------------------------------------
- */
+/* ---- section table ------------------------------------------------------------------------- */
 
 /* Name and most bytes of each known type; the type is the index. */
 static const struct {
@@ -183,18 +129,18 @@ static bool is_known(uint32_t type) {
 static elm_status read_section(elm_file* file, uint32_t number, elm_error* error) {
   const uint8_t* entry =
       file->data + ELM_SUPERBLOCK_BYTES + (size_t)number * ELM_SECTION_ENTRY_BYTES;
-  section* out = &file->sections[number];
+  elm_section* out = &file->sections[number];
   char tag[TAG_BYTES + 1];
-  *out = (section){.type = load_u32(entry),
-                   .flags = load_u32(entry + 4),
-                   .offset = load_u64(entry + 8),
-                   .size = load_u64(entry + 16),
-                   .align_log2 = load_u32(entry + 24),
-                   .crc = load_u32(entry + ENTRY_CRC)};
-  if (!read_name(entry + ENTRY_TAG, TAG_BYTES, is_tag_char, tag) ||
-      !is_zero(entry + ENTRY_ZERO, ELM_SECTION_ENTRY_BYTES - ENTRY_ZERO)) {
+  *out = (elm_section){.type = elm_load_u32(entry),
+                       .flags = elm_load_u32(entry + 4),
+                       .offset = elm_load_u64(entry + 8),
+                       .size = elm_load_u64(entry + 16),
+                       .align_log2 = elm_load_u32(entry + 24),
+                       .crc = elm_load_u32(entry + ENTRY_CRC)};
+  if (!elm_file_name(entry + ENTRY_TAG, TAG_BYTES, is_tag_char, tag) ||
+      !elm_is_zero(entry + ENTRY_ZERO, ELM_SECTION_ENTRY_BYTES - ENTRY_ZERO)) {
     (void)snprintf(out->label, sizeof out->label, "number %lu", (unsigned long)number);
-    return fail(file, error, out->label, "the tag is not a name or padding is not zero");
+    return elm_file_fail(file, error, out->label, "the tag is not a name or padding is not zero");
   }
   if (is_known(out->type)) {
     (void)snprintf(out->label, sizeof out->label, tag[0] != 0 ? "%s %s" : "%s%s",
@@ -204,30 +150,30 @@ static elm_status read_section(elm_file* file, uint32_t number, elm_error* error
   }
   if ((out->flags & ~(uint32_t)ELM_FLAG_MUST_UNDERSTAND) != 0 ||
       (out->flags != 0 && !is_known(out->type))) {
-    return fail(file, error, out->label, "must be understood and is not: update edgellm");
+    return elm_file_fail(file, error, out->label, "must be understood and is not: update edgellm");
   }
   const bool is_tagged = out->type == ELM_SECTION_CHAT_TEMPLATE || out->type == ELM_SECTION_WEIGHTS;
   if (is_known(out->type) && (tag[0] != 0) != is_tagged) {
-    return fail(file, error, out->label, "has a tag or lacks one");
+    return elm_file_fail(file, error, out->label, "has a tag or lacks one");
   }
   if (out->align_log2 < ELM_MIN_ALIGN_LOG2 || out->align_log2 > ELM_MAX_ALIGN_LOG2 ||
       (out->type == ELM_SECTION_WEIGHTS && out->align_log2 != ELM_WEIGHTS_ALIGN_LOG2)) {
-    return fail(file, error, out->label, "alignment 2^%lu is not allowed",
-                (unsigned long)out->align_log2);
+    return elm_file_fail(file, error, out->label, "alignment 2^%lu is not allowed",
+                         (unsigned long)out->align_log2);
   }
   if (out->offset % ((uint64_t)1 << out->align_log2) != 0) {
-    return fail(file, error, out->label, "is not aligned");
+    return elm_file_fail(file, error, out->label, "is not aligned");
   }
   const uint64_t most = is_known(out->type) ? kinds[out->type].max_bytes : ELM_MAX_WEIGHTS_BYTES;
   if (out->size < 1 || out->size > most || out->offset > file->size ||
       out->size > file->size - out->offset) {
-    return fail(file, error, out->label, "%llu bytes at %llu are too many or none",
-                (unsigned long long)out->size, (unsigned long long)out->offset);
+    return elm_file_fail(file, error, out->label, "%llu bytes at %llu are too many or none",
+                         (unsigned long long)out->size, (unsigned long long)out->offset);
   }
   return ELM_STATUS_OK;
 }
 
-static const section* find_section(const elm_file* file, const char* label) {
+const elm_section* elm_file_section(const elm_file* file, const char* label) {
   for (uint32_t i = 0; i < file->num_sections; ++i) {
     if (strcmp(file->sections[i].label, label) == 0) {
       return &file->sections[i];
@@ -252,26 +198,26 @@ static elm_status read_table(elm_file* file, elm_error* error) {
     if (status != ELM_STATUS_OK) {
       return status;
     }
-    const section* item = &file->sections[i];
-    if (find_section(file, item->label) != item) {
-      return fail(file, error, item->label, "there twice");
+    const elm_section* item = &file->sections[i];
+    if (elm_file_section(file, item->label) != item) {
+      return elm_file_fail(file, error, item->label, "there twice");
     }
     if (item->offset < end || item->offset - end >= (uint64_t)1 << item->align_log2) {
-      return fail(file, error, item->label, "overlaps or leaves a gap");
+      return elm_file_fail(file, error, item->label, "overlaps or leaves a gap");
     }
-    if (!is_zero(file->data + end, item->offset - end)) {
-      return fail(file, error, item->label, "bytes before it are not zero");
+    if (!elm_is_zero(file->data + end, item->offset - end)) {
+      return elm_file_fail(file, error, item->label, "bytes before it are not zero");
     }
     end = item->offset + item->size;
     file->weight_bytes += item->type == ELM_SECTION_WEIGHTS ? item->size : 0;
   }
   if (end != file->size) {
-    return fail(file, error, file->sections[file->num_sections - 1].label,
-                "does not end with the file");
+    return elm_file_fail(file, error, file->sections[file->num_sections - 1].label,
+                         "does not end with the file");
   }
   for (size_t i = 0; i < sizeof required / sizeof required[0]; ++i) {
-    if (find_section(file, required[i]) == NULL) {
-      return fail(file, error, required[i], "missing");
+    if (elm_file_section(file, required[i]) == NULL) {
+      return elm_file_fail(file, error, required[i], "missing");
     }
   }
   return ELM_STATUS_OK;
@@ -280,165 +226,26 @@ static elm_status read_table(elm_file* file, elm_error* error) {
 static elm_status check_crcs(const elm_file* file, const elm_crc32c_table* crc, bool verify_weights,
                              elm_error* error) {
   for (uint32_t i = 0; i < file->num_sections; ++i) {
-    const section* item = &file->sections[i];
+    const elm_section* item = &file->sections[i];
     const bool is_read = is_known(item->type) && item->type != ELM_SECTION_WEIGHTS;
     if ((is_read || verify_weights) &&
         elm_crc32c(crc, file->data + item->offset, (size_t)item->size) != item->crc) {
-      return fail(file, error, item->label, "CRC differs: the content is damaged");
+      return elm_file_fail(file, error, item->label, "CRC differs: the content is damaged");
     }
   }
   return ELM_STATUS_OK;
 }
 
-/* ---- tensor index -----------------------------------------------------------------------------
- */
-
-static elm_status read_tensor(elm_file* file, const uint8_t* entry, elm_tensor* out,
-                              elm_error* error) {
-  static const char index[] = "TENSOR_INDEX";
-  const uint32_t format = load_u32(entry + 64);
-  *out = (elm_tensor){.section = load_u32(entry + 68),
-                      .rows = load_u64(entry + 72),
-                      .cols = load_u64(entry + 80),
-                      .size = load_u64(entry + 96)};
-  const uint64_t offset = load_u64(entry + 88);
-  if (!read_name(entry, NAME_BYTES, is_name_char, out->name) || out->name[0] == 0) {
-    return fail(file, error, index, "name '%s' is not one", out->name);
-  }
-  if (format > ELM_FORMAT_E8) {
-    return fail(file, error, index, "tensor %s has unknown format %lu", out->name,
-                (unsigned long)format);
-  }
-  out->format = (elm_format)format;
-  if (out->section >= file->num_sections ||
-      file->sections[out->section].type != ELM_SECTION_WEIGHTS) {
-    return fail(file, error, index, "tensor %s is in section %lu, not of weights", out->name,
-                (unsigned long)out->section);
-  }
-  if (out->rows < 1 || out->rows > ELM_MAX_DIM || out->cols < 1 || out->cols > ELM_MAX_DIM ||
-      !is_zero(entry + TENSOR_ZERO, ELM_TENSOR_ENTRY_BYTES - TENSOR_ZERO)) {
-    return fail(file, error, index, "tensor %s has shape (%llu, %llu) or stray bytes", out->name,
-                (unsigned long long)out->rows, (unsigned long long)out->cols);
-  }
-  const section* parent = &file->sections[out->section];
-  if (out->size != elm_layout_bytes(out->format, out->rows, out->cols)) {
-    return fail(file, error, index, "tensor %s has %llu bytes, its shape asks for others",
-                out->name, (unsigned long long)out->size);
-  }
-  if (offset > parent->size || out->size > parent->size - offset) {
-    return fail(file, error, index, "tensor %s overlaps or leaves a gap", out->name);
-  }
-  out->data = file->data + parent->offset + offset;
-  return ELM_STATUS_OK;
-}
-
-/* The data pointer alone orders them: sections are in rising order too. */
-static bool is_before(const elm_file* file, uint32_t a, uint32_t b) {
-  return (const uint8_t*)file->tensors[a].data < (const uint8_t*)file->tensors[b].data;
-}
-
-static void sift_down(const elm_file* file, uint32_t* heap, size_t root, size_t count) {
-  for (size_t child = 2 * root + 1; child < count; child = 2 * root + 1) {
-    if (child + 1 < count && is_before(file, heap[child], heap[child + 1])) {
-      ++child;
-    }
-    if (!is_before(file, heap[root], heap[child])) {
-      return;
-    }
-    const uint32_t moved = heap[root];
-    heap[root] = heap[child];
-    heap[child] = moved;
-    root = child;
-  }
-}
-
-/* Heapsort of tensor numbers by where they lie: no memory, and no input makes it slow. */
-static void sort_by_place(const elm_file* file, uint32_t* order) {
-  const size_t count = file->num_tensors;
-  for (size_t i = count / 2; i-- > 0;) {
-    sift_down(file, order, i, count);
-  }
-  for (size_t end = count; end-- > 1;) {
-    const uint32_t largest = order[0];
-    order[0] = order[end];
-    order[end] = largest;
-    sift_down(file, order, 0, end);
-  }
-}
-
-/* Tensors of a section follow one another on the next 4 KiB and fill it. */
-static elm_status check_tiling(elm_file* file, const uint32_t* order, bool verify_weights,
-                               elm_error* error) {
-  for (size_t i = 0; i < file->num_tensors; ++i) {
-    const elm_tensor* tensor = &file->tensors[order[i]];
-    section* parent = &file->sections[tensor->section];
-    const uint8_t* base = file->data + parent->offset;
-    const uint64_t start = align_up(parent->tiled, ELM_TENSOR_ALIGN);
-    if ((uint64_t)((const uint8_t*)tensor->data - base) != start) {
-      return fail(file, error, "TENSOR_INDEX", "tensor %s overlaps or leaves a gap", tensor->name);
-    }
-    if (verify_weights && !is_zero(base + parent->tiled, start - parent->tiled)) {
-      return fail(file, error, parent->label, "bytes before tensor %s are not zero", tensor->name);
-    }
-    parent->tiled = start + tensor->size;
-  }
-  for (uint32_t i = 0; i < file->num_sections; ++i) {
-    const section* item = &file->sections[i];
-    if (item->type == ELM_SECTION_WEIGHTS && item->tiled != item->size) {
-      return fail(file, error, item->label, "has %llu bytes, its tensors %llu",
-                  (unsigned long long)item->size, (unsigned long long)item->tiled);
-    }
-  }
-  return ELM_STATUS_OK;
-}
-
-static elm_status read_index(elm_file* file, bool verify_weights, elm_error* error) {
-  static const char name[] = "TENSOR_INDEX";
-  const elm_allocator* memory = &file->allocator;
-  const section* index = find_section(file, name);
-  const uint8_t* entries = file->data + index->offset;
-  if (index->size % ELM_TENSOR_ENTRY_BYTES != 0) {
-    return fail(file, error, name, "%llu bytes are not a number of entries",
-                (unsigned long long)index->size);
-  }
-  const size_t count = (size_t)index->size / ELM_TENSOR_ENTRY_BYTES;
-  file->tensors = memory->allocate(memory->context, count * sizeof file->tensors[0], 64);
-  uint32_t* order = memory->allocate(memory->context, count * sizeof order[0], 64);
-  elm_status status = ELM_STATUS_OK;
-  if (file->tensors == NULL || order == NULL) {
-    status = elm_fail(error, ELM_STATUS_OUT_OF_MEMORY, "no memory for %zu tensors", count);
-  }
-  file->num_tensors = count;
-  for (size_t i = 0; i < count && status == ELM_STATUS_OK; ++i) {
-    order[i] = (uint32_t)i;
-    status = read_tensor(file, entries + i * ELM_TENSOR_ENTRY_BYTES, &file->tensors[i], error);
-    if (status == ELM_STATUS_OK && i > 0 &&
-        strcmp(file->tensors[i - 1].name, file->tensors[i].name) >= 0) {
-      status =
-          fail(file, error, name, "name %s is out of order or repeated", file->tensors[i].name);
-    }
-  }
-  if (status == ELM_STATUS_OK) {
-    sort_by_place(file, order);
-    status = check_tiling(file, order, verify_weights, error);
-  }
-  if (order != NULL) {
-    memory->release(memory->context, order, count * sizeof order[0]);
-  }
-  return status;
-}
-
-/* ---- opening ----------------------------------------------------------------------------------
- */
+/* ---- opening ------------------------------------------------------------------------------- */
 
 static elm_status read_meta(elm_file* file, elm_error* error) {
-  const section* item = find_section(file, "META");
+  const elm_section* item = elm_file_section(file, "META");
   char problem[200];
   const elm_status status =
       elm_meta_read((const char*)file->data + item->offset, (size_t)item->size, &file->allocator,
                     &file->arch, problem, sizeof problem);
   if (status == ELM_STATUS_FORMAT) {
-    return fail(file, error, "META", "%s", problem);
+    return elm_file_fail(file, error, "META", "%s", problem);
   }
   return status == ELM_STATUS_OK ? status : elm_fail(error, status, "META: %s", problem);
 }
@@ -457,7 +264,7 @@ static elm_status read_all(elm_file* file, bool verify_weights, elm_error* error
     status = read_meta(file, error);
   }
   if (status == ELM_STATUS_OK) {
-    status = read_index(file, verify_weights, error);
+    status = elm_file_read_index(file, verify_weights, error);
   }
   return status;
 }
@@ -525,8 +332,7 @@ void elm_file_close(elm_file* file) {
   memory.release(memory.context, file, sizeof *file);
 }
 
-/* ---- access -----------------------------------------------------------------------------------
- */
+/* ---- access -------------------------------------------------------------------------------- */
 
 const elm_arch* elm_file_arch(const elm_file* file) {
   return &file->arch;

@@ -31,8 +31,7 @@ static bool is_digit(char character) {
   return character >= '0' && character <= '9';
 }
 
-/* ---- strings ----------------------------------------------------------------------------------
- */
+/* ---- strings ------------------------------------------------------------------------------- */
 
 static bool take_hex4(elm_json* cursor, uint32_t* code) {
   if (cursor->end - cursor->at < 4) {
@@ -152,8 +151,7 @@ static int compare_strings(elm_json a, elm_json b) {
   }
 }
 
-/* ---- numbers ----------------------------------------------------------------------------------
- */
+/* ---- numbers ------------------------------------------------------------------------------- */
 
 typedef struct number {
   uint64_t mantissa; /* all digits, without the point */
@@ -214,8 +212,7 @@ static bool take_number(elm_json* cursor, number* out) {
   return num_digits <= ELM_MAX_JSON_DIGITS;
 }
 
-/* ---- checking ---------------------------------------------------------------------------------
- */
+/* ---- checking ------------------------------------------------------------------------------ */
 
 static bool take_word(elm_json* cursor, const char* word) {
   const size_t length = strlen(word);
@@ -318,8 +315,7 @@ const char* elm_json_check(const char* text, size_t size, elm_json* value, size_
   return problem;
 }
 
-/* ---- walking checked text ---------------------------------------------------------------------
- */
+/* ---- walking checked text ------------------------------------------------------------------ */
 
 static void skip_value(elm_json* cursor) {
   int depth = 0;
