@@ -167,7 +167,7 @@ test-wheel: $(DEV) build/wheel-venv/.have-run ## the wheel in a fresh environmen
 # ---- measuring --------------------------------------------------------------------------------------
 
 models-check: $(DEV) install ## the three real models against their oracles (downloads 850 MB)
-	@$(PY) tests/tools/models_check.py $(ARGS)
+	@TQDM_DISABLE=1 $(PY) tests/tools/models_check.py $(ARGS)
 
 fuzz: ## fuzz the C reader: FUZZ_RUNS executions (10 million), needs clang
 	@if [ -z "$(CLANG)" ]; then

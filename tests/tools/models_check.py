@@ -1,6 +1,6 @@
 """Checks real models against their oracles; `make models-check`.
 
-    models_check.py [NAME...] [--tokens N] [--skip STAGE,...] [--data FOLDER]
+    models_check.py [NAME...] [--tokens N] [--skip STAGE,...] [--reuse] [--data FOLDER]
 
 For each model: hashes and test vectors (`edgellm verify`), token ids and rendered chats against
 transformers, KL divergence of the logits, and equality of all bits across instruction sets, threads
@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from tokenizers import pre_tokenizers
 
 from edgellm._native import NativeModel, kernels
 from edgellm.cli import _sources
@@ -44,6 +45,9 @@ CHUNK = 1024  # tokens of one context in the KL stage; past Gemma's window of 51
 FLOAT_BOUND = 0.0002  # nats a token: everything but int8 activations and the float16 cache
 NATIVE_BOUND = 0.03
 EXACT_TOKENS = 513
+EMULATED_TOKENS = 9
+CHUNKS = (1, 7, 64, 512)
+ARM_BUILDS = ("native", "native-aarch64")
 REF_TOKENS = 65  # the scalar kernels are slow
 
 Floats = npt.NDArray[np.float32]
@@ -101,6 +105,14 @@ def _interleave(sources: list[list[str]]) -> list[str]:
         lines += source[:: max(1, len(source) // share)][:share]
     return lines
 
+
+# transformers' GGUF converter splits every byte-level BPE as GPT-2 does and ignores the file's
+# tokenizer.ggml.pre; these are of the models' own tokenizer.json.
+PUBLISHED_PRE_TOKENIZERS = {
+    "smollm2": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+}
 
 CHATS: tuple[list[dict[str, str]], ...] = (
     [{"role": "user", "content": "Hello"}],
@@ -175,30 +187,49 @@ def check_kl(model: Model, data: Path, num_tokens: int) -> Iterator[Result]:
             sums["native"] += kl_sum(expected, llm.logits(ids)[:, :known])
             count += len(ids)
             past_window += max(0, len(ids) - 512)
-            so_far = ", ".join(f"{name} {total / count:.6f}" for name, total in sums.items())
+            so_far = ", ".join(f"{name} {total / count:.3g}" for name, total in sums.items())
             print(f"  {model.name}: KL after {count} tokens: {so_far}", flush=True)
     suffix = f"nats/token, {count} tokens, {past_window} past 512"
     for name, bound in (("float", FLOAT_BOUND), ("native", NATIVE_BOUND)):
         mean = sums[name] / count
-        yield model.result(f"KL, {name} (max {bound})", f"{mean:.6f} {suffix}", mean <= bound)
+        yield model.result(f"KL, {name} (max {bound})", f"{mean:.3g} {suffix}", mean <= bound)
 
 
 def check_exact(model: Model, data: Path) -> Iterator[Result]:
     """All bits of the logits are the same, whichever kernels, threads and chunks made them."""
     ids = next(contexts(model.edge, data, CHUNK))[:EXACT_TOKENS]
     isas = list(dict.fromkeys(row.isa for row in kernels() if row.is_supported))
-    runs: dict[str, tuple[str, str]] = {}
+    short, whole, count = set(), set(), 0
     for isa in isas:
-        length = REF_TOKENS if isa == "ref" else len(ids)
-        for threads in (1, 2):
-            for chunk in (1, 7, 64, 512):
-                runs[f"{isa}/{threads}/{chunk}"] = digests(
-                    model.edge, ids[:length], isa, threads, chunk
-                )
-    short = {pair[0] for pair in runs.values()}
-    long = {pair[1] for name, pair in runs.items() if not name.startswith("ref/")}
-    figure = f"{len(runs)} runs ({', '.join(isas)}; 1, 2 threads; chunks 1, 7, 64, 512)"
-    yield model.result("bits equal", figure, len(short) == 1 and len(long) <= 1)
+        ways = [(threads, chunk) for threads in (1, 2) for chunk in CHUNKS]
+        if isa == "ref":
+            ways = ways[::2]
+        for threads, chunk in ways:
+            piece = ids[:REF_TOKENS] if isa == "ref" else ids
+            first, last = digests(model.edge, piece, isa, threads, chunk)
+            short.add(first)
+            count += 1
+            if isa != "ref":
+                whole.add(last)
+    figure = f"{count} runs: {', '.join(isas)}; 1, 2 threads; chunks {CHUNKS}"
+    yield model.result("bits equal", figure, len(short) == 1 and len(whole) <= 1)
+    yield check_emulated(model, ids[:EMULATED_TOKENS])
+
+
+def check_emulated(model: Model, ids: list[int]) -> Result:
+    """AArch64 kernels under qemu give the bits of this machine."""
+    check = "bits equal, AArch64 (qemu)"
+    native, emulated = (ROOT / "build" / name / "logits_digest" for name in ARM_BUILDS)
+    if not (native.exists() and emulated.exists()):
+        return model.result(check, "SKIPPED: run make test-c test-aarch64 first", True)
+    arguments = [str(model.edge), ",".join(map(str, ids))]
+    qemu = ["qemu-aarch64", "-cpu", "max", "-L", "/usr/aarch64-linux-gnu", str(emulated)]
+    commands = [[str(native), *arguments], [*qemu, *arguments], [*qemu, *arguments, "neon"]]
+    outputs = [
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        for command in commands
+    ]
+    return model.result(check, f"{len(ids)} tokens, dotprod and neon", len(set(outputs)) == 1)
 
 
 def digests(path: Path, ids: list[int], isa: str, threads: int, chunk: int) -> tuple[str, str]:
@@ -218,12 +249,22 @@ def digests(path: Path, ids: list[int], isa: str, threads: int, chunk: int) -> t
 # ---- oracles -------------------------------------------------------------------------------------
 
 
+def tokenizer_oracle(model: Model) -> Any:
+    """The transformers tokenizer of the GGUF file, with the model's published pre-tokenizer."""
+    oracle = transformers.AutoTokenizer.from_pretrained(
+        model.gguf.parent, gguf_file=model.gguf.name
+    )
+    if model.name in PUBLISHED_PRE_TOKENIZERS:
+        oracle.backend_tokenizer.pre_tokenizer = PUBLISHED_PRE_TOKENIZERS[model.name]
+    return oracle
+
+
 def dequantized_oracle(gguf: Path, reference: ReferenceModel) -> Any:
     """The transformers model of a GGUF file with the weights of the reference."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         gguf.parent, gguf_file=gguf.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    spec = find_hf(model.config.to_dict())
+    spec = find_hf({**model.config.to_dict(), "architectures": [type(model).__name__]})
     left = dict(model.named_parameters())
     for tensor in spec.sources("hf", reference.description):
         values = reference._get(tensor.canonical_name)
@@ -267,11 +308,13 @@ def _log_softmax(logits: Floats) -> npt.NDArray[np.float64]:
 # ---- the run ---------------------------------------------------------------------------------
 
 
-def fetch(name: str) -> Model:
-    """Downloads the model once and exports it, each time anew, below build/."""
+def fetch(name: str, reuse: bool) -> Model:
+    """Downloads the model once, below build/, and exports it anew unless told to reuse."""
     store = ROOT / "build/models-check"
     edge = store / "edgellm/models" / f"{name}.edge"
     gguf = edge.with_suffix(".gguf")
+    if reuse and edge.exists() and gguf.exists():
+        return Model(name=name, edge=edge, gguf=gguf)
     if gguf.exists():
         command = ["export", str(gguf), "-o", str(edge)]
     else:
@@ -288,9 +331,7 @@ def check(model: Model, stages: list[str], data: Path, num_tokens: int) -> Itera
     """All stages of one model."""
     oracle = None
     if {"tokens", "chats"} & set(stages):
-        oracle = transformers.AutoTokenizer.from_pretrained(
-            model.gguf.parent, gguf_file=model.gguf.name
-        )
+        oracle = tokenizer_oracle(model)
     actions: dict[str, Callable[[], Iterator[Result]]] = {
         "verify": lambda: check_verify(model),
         "tokens": lambda: check_tokens(model, oracle, data),
@@ -308,14 +349,16 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=[], metavar="NAME", help="of pulled models")
     parser.add_argument("--tokens", type=int, default=4096, help="of wikitext-2 in the KL stage")
     parser.add_argument("--skip", default="", help=f"stages of {', '.join(STAGES)}")
+    parser.add_argument("--reuse", action="store_true", help="the files exported before")
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared/data")
     arguments = parser.parse_args()
     if not (arguments.data / "wikitext-2/test.txt").exists():
         parser.error(f"{arguments.data} has no wikitext-2/test.txt; give the folder with --data")
+    transformers.utils.logging.set_verbosity_error()
     stages = [stage for stage in STAGES if stage not in arguments.skip.split(",")]
     results: list[Result] = []
     for name in arguments.names or list(_sources.SOURCES):
-        for result in check(fetch(name), stages, arguments.data, arguments.tokens):
+        for result in check(fetch(name, arguments.reuse), stages, arguments.data, arguments.tokens):
             results.append(result)
             print(line(result), flush=True)
     print("\n" + "\n".join(line(result) for result in results))
