@@ -118,7 +118,8 @@ static const struct {
     [ELM_SECTION_CHAT_TEMPLATE] = {"CHAT_TEMPLATE", ELM_MAX_CHAT_TEMPLATE_BYTES},
     [ELM_SECTION_GENERATION_CONFIG] = {"GENERATION_CONFIG", ELM_MAX_GENERATION_CONFIG_BYTES},
     [ELM_SECTION_TEST_VECTORS] = {"TEST_VECTORS", ELM_MAX_TEST_VECTORS_BYTES},
-    [ELM_SECTION_TENSOR_INDEX] = {"TENSOR_INDEX", ELM_MAX_TENSORS * ELM_TENSOR_ENTRY_BYTES},
+    [ELM_SECTION_TENSOR_INDEX] = {"TENSOR_INDEX",
+                                  (uint64_t)ELM_MAX_TENSORS * ELM_TENSOR_ENTRY_BYTES},
     [ELM_SECTION_WEIGHTS] = {"WEIGHTS", ELM_MAX_WEIGHTS_BYTES},
 };
 
@@ -269,19 +270,16 @@ static elm_status read_all(elm_file* file, bool verify_weights, elm_error* error
   return status;
 }
 
-/* Takes over the map, if it is one. */
-static elm_status open_bytes(const uint8_t* data, size_t size, const char* path, bool is_mapped,
+/* Takes over the map, if there is one. */
+static elm_status open_bytes(const uint8_t* data, size_t size, const char* path, void* map,
                              bool verify_weights, const elm_allocator* allocator, elm_file** out,
                              elm_error* error) {
   elm_file* file = allocator->allocate(allocator->context, sizeof *file, 64);
   if (file == NULL) {
-    if (is_mapped) {
-      elm_map_close(data, size);
-    }
+    elm_map_close(map, size);
     return elm_fail(error, ELM_STATUS_OUT_OF_MEMORY, "%.200s: no memory to open it", path);
   }
-  *file = (elm_file){
-      .allocator = *allocator, .data = data, .size = size, .is_mapped = is_mapped, .path = path};
+  *file = (elm_file){.allocator = *allocator, .data = data, .size = size, .map = map, .path = path};
   const elm_status status = read_all(file, verify_weights, error);
   file->path = NULL;
   if (status != ELM_STATUS_OK) {
@@ -294,20 +292,20 @@ static elm_status open_bytes(const uint8_t* data, size_t size, const char* path,
 
 elm_status elm_file_open(const char* path, bool verify_weights, const elm_allocator* allocator,
                          elm_file** out, elm_error* error) {
-  const uint8_t* data;
+  void* map;
   size_t size;
   *out = NULL;
-  const elm_status status = elm_map_open(path, &data, &size, error);
+  const elm_status status = elm_map_open(path, &map, &size, error);
   if (status != ELM_STATUS_OK) {
     return status;
   }
-  return open_bytes(data, size, path, true, verify_weights, allocator, out, error);
+  return open_bytes(map, size, path, map, verify_weights, allocator, out, error);
 }
 
 elm_status elm_file_open_memory(const uint8_t* data, size_t size, bool verify_weights,
                                 const elm_allocator* allocator, elm_file** out, elm_error* error) {
   *out = NULL;
-  return open_bytes(data, size, "memory", false, verify_weights, allocator, out, error);
+  return open_bytes(data, size, "memory", NULL, verify_weights, allocator, out, error);
 }
 
 void elm_file_close(elm_file* file) {
@@ -326,9 +324,7 @@ void elm_file_close(elm_file* file) {
     memory.release(memory.context, file->sections,
                    (size_t)file->num_sections * sizeof file->sections[0]);
   }
-  if (file->is_mapped) {
-    elm_map_close(file->data, file->size);
-  }
+  elm_map_close(file->map, file->size);
   memory.release(memory.context, file, sizeof *file);
 }
 

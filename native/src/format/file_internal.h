@@ -23,7 +23,7 @@ struct elm_file {
   elm_allocator allocator;
   const uint8_t* data;
   size_t size;
-  bool is_mapped;
+  void* map;        /* the same as data, or NULL if the bytes are the caller's */
   const char* path; /* while opening */
   elm_section* sections;
   uint32_t num_sections;

@@ -113,38 +113,49 @@ static elm_status check_tiling(elm_file* file, const uint32_t* order, bool verif
   return ELM_STATUS_OK;
 }
 
+static elm_status read_entries(elm_file* file, const uint8_t* entries, elm_error* error) {
+  for (size_t i = 0; i < file->num_tensors; ++i) {
+    elm_tensor* tensor = &file->tensors[i];
+    const elm_status status =
+        read_tensor(file, entries + i * ELM_TENSOR_ENTRY_BYTES, tensor, error);
+    if (status != ELM_STATUS_OK) {
+      return status;
+    }
+    if (i > 0 && strcmp(tensor[-1].name, tensor->name) >= 0) {
+      return elm_file_fail(file, error, "TENSOR_INDEX", "name %s is out of order or repeated",
+                           tensor->name);
+    }
+  }
+  return ELM_STATUS_OK;
+}
+
 elm_status elm_file_read_index(elm_file* file, bool verify_weights, elm_error* error) {
   static const char name[] = "TENSOR_INDEX";
   const elm_allocator* memory = &file->allocator;
   const elm_section* index = elm_file_section(file, name);
-  const uint8_t* entries = file->data + index->offset;
   if (index->size % ELM_TENSOR_ENTRY_BYTES != 0) {
     return elm_file_fail(file, error, name, "%llu bytes are not a number of entries",
                          (unsigned long long)index->size);
   }
   const size_t count = (size_t)index->size / ELM_TENSOR_ENTRY_BYTES;
-  file->tensors = memory->allocate(memory->context, count * sizeof file->tensors[0], 64);
-  uint32_t* order = memory->allocate(memory->context, count * sizeof order[0], 64);
-  elm_status status = ELM_STATUS_OK;
-  if (file->tensors == NULL || order == NULL) {
-    status = elm_fail(error, ELM_STATUS_OUT_OF_MEMORY, "no memory for %zu tensors", count);
-  }
   file->num_tensors = count;
-  for (size_t i = 0; i < count && status == ELM_STATUS_OK; ++i) {
+  file->tensors = memory->allocate(memory->context, count * sizeof file->tensors[0], 64);
+  if (file->tensors == NULL) {
+    return elm_fail(error, ELM_STATUS_OUT_OF_MEMORY, "no memory for %zu tensors", count);
+  }
+  elm_status status = read_entries(file, file->data + index->offset, error);
+  if (status != ELM_STATUS_OK) {
+    return status;
+  }
+  uint32_t* order = memory->allocate(memory->context, count * sizeof order[0], 64);
+  if (order == NULL) {
+    return elm_fail(error, ELM_STATUS_OUT_OF_MEMORY, "no memory for %zu tensors", count);
+  }
+  for (size_t i = 0; i < count; ++i) {
     order[i] = (uint32_t)i;
-    status = read_tensor(file, entries + i * ELM_TENSOR_ENTRY_BYTES, &file->tensors[i], error);
-    if (status == ELM_STATUS_OK && i > 0 &&
-        strcmp(file->tensors[i - 1].name, file->tensors[i].name) >= 0) {
-      status = elm_file_fail(file, error, name, "name %s is out of order or repeated",
-                             file->tensors[i].name);
-    }
   }
-  if (status == ELM_STATUS_OK) {
-    sort_by_place(file, order);
-    status = check_tiling(file, order, verify_weights, error);
-  }
-  if (order != NULL) {
-    memory->release(memory->context, order, count * sizeof order[0]);
-  }
+  sort_by_place(file, order);
+  status = check_tiling(file, order, verify_weights, error);
+  memory->release(memory->context, order, count * sizeof order[0]);
   return status;
 }

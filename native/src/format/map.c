@@ -5,8 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static elm_status map(int file, const char* path, const uint8_t** data, size_t* size,
-                      elm_error* error) {
+static elm_status map_file(int file, const char* path, void** map, size_t* size, elm_error* error) {
   struct stat status;
   if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode)) {
     return elm_fail(error, ELM_STATUS_IO, "%.200s: not a regular file; name a .edge file", path);
@@ -25,25 +24,25 @@ static elm_status map(int file, const char* path, const uint8_t** data, size_t* 
                     "%.200s: the %zu bytes of the file cannot be mapped; free memory or addresses",
                     path, *size);
   }
-  *data = memory;
+  *map = memory;
   return ELM_STATUS_OK;
 }
 
-elm_status elm_map_open(const char* path, const uint8_t** data, size_t* size, elm_error* error) {
-  *data = NULL;
+elm_status elm_map_open(const char* path, void** map, size_t* size, elm_error* error) {
+  *map = NULL;
   *size = 0;
   const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe must not block */
   if (file < 0) {
     return elm_fail(error, ELM_STATUS_IO, "%.200s: cannot be opened; check name and permissions",
                     path);
   }
-  const elm_status result = map(file, path, data, size, error);
+  const elm_status result = map_file(file, path, map, size, error);
   (void)close(file);
   return result;
 }
 
-void elm_map_close(const uint8_t* data, size_t size) {
-  if (data != NULL) {
-    (void)munmap((void*)(uintptr_t)data, size);
+void elm_map_close(void* map, size_t size) {
+  if (map != NULL) {
+    (void)munmap(map, size);
   }
 }

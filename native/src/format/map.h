@@ -4,8 +4,8 @@
 
 #include "base/status.h"
 
-/* Maps the whole of a regular file; *data is NULL and *size 0 if it is empty. */
-elm_status elm_map_open(const char* path, const uint8_t** data, size_t* size, elm_error* error);
-void elm_map_close(const uint8_t* data, size_t size);
+/* Maps the whole of a regular file; *map is NULL and *size 0 if it is empty. */
+elm_status elm_map_open(const char* path, void** map, size_t* size, elm_error* error);
+void elm_map_close(void* map, size_t size);
 
 #endif
