@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -33,7 +34,8 @@ def create_temporary(path: Path) -> tuple[int, Path]:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(temporary, flags, 0o666)
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # without locks, nobody's remove_stale will get one
+            fcntl.flock(file, fcntl.LOCK_EX)
         if os.fstat(file).st_nlink:
             return file, temporary
         os.close(file)
@@ -42,9 +44,17 @@ def create_temporary(path: Path) -> tuple[int, Path]:
 def reserve(file: int, size: int) -> None:
     """Allocates `size` bytes on the disk, or raises OSError."""
     if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(file, 0, size)
-    else:  # macOS
-        os.ftruncate(file, size)
+        try:
+            os.posix_fallocate(file, 0, size)
+            return
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+    # macOS, or a file system that cannot: the best that can be known beforehand
+    volume = os.fstatvfs(file)
+    if volume.f_bavail * volume.f_frsize < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    os.ftruncate(file, size)
 
 
 def write_at(file: int, data: memoryview, offset: int) -> None:

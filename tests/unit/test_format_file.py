@@ -402,6 +402,23 @@ def test_a_failing_system_call_leaves_the_old_file(
     assert edge.read_bytes() == before
 
 
+def test_a_file_system_that_cannot_reserve_is_asked_for_its_free_space(
+    edge: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: Any) -> int:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    before = edge.read_bytes()
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    write_edge(edge)
+    assert edge.read_bytes() == before
+    full = os.statvfs(edge.parent)
+    monkeypatch.setattr(os, "fstatvfs", lambda file: os.statvfs_result([*full[:4], 0, *full[5:]]))
+    with pytest.raises(EdgeLLMError, match="No space left"):
+        write_edge(edge)
+    assert only_file(edge.parent) == "model.edge"
+
+
 @pytest.fixture
 def half_written(edge: Path) -> Callable[[], subprocess.Popen[str]]:
     """Starts a process that stops in the middle of writing `edge`."""
