@@ -55,7 +55,11 @@ __all__ = [
     "plan_export",
 ]
 
-# What --head auto means: 8 bits for embedding and head.
+# What --head auto means. Measured (KL divergence of the engine's logits from the float32 forward
+# pass with the source's weights, nats a token, first 1,024/512/384 tokens of a wikitext-2 excerpt):
+#            SmolLM2-135M   Gemma 3 270M   Qwen2.5-Coder-0.5B
+#     q8     0.031          0.130          0.058
+#     e4     0.102          0.176          0.067
 DEFAULT_HEAD: Final[HeadFormat] = "q8"
 RECIPE: Final = "e4 fitted without calibration"
 
