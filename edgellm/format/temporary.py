@@ -7,7 +7,6 @@ import errno
 import fcntl
 import os
 import re
-import secrets
 from pathlib import Path
 
 __all__ = ["create_temporary", "remove_stale", "reserve", "sync_folder", "write_at"]
@@ -31,7 +30,7 @@ def remove_stale(path: Path) -> None:
 def create_temporary(path: Path) -> tuple[int, Path]:
     """A new, locked file beside `path`; again if remove_stale of another process was faster."""
     while True:
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         file = os.open(temporary, flags, 0o666)
         with contextlib.suppress(OSError):  # without locks, nobody's remove_stale will get one
