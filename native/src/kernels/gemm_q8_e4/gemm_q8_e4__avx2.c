@@ -5,8 +5,9 @@
 
 enum { GEMM_ROWS = 4, GEMM_CHUNK = 128 };
 
-/* A tile as the product reads it: codes as bytes, line k/4 being 16 rows x 4 k; s of group g in both
- * 16-bit halves of a row's word. It stays in the first-level cache while a chunk of rows passes. */
+/* A tile as the product reads it: codes as bytes, line k/4 being 16 rows x 4 k; s of group g in
+ * both 16-bit halves of a row's word. It stays in the first-level cache while a chunk of rows
+ * passes. */
 typedef struct expanded_tile {
   _Alignas(64) uint8_t codes[ELM_SUPERBLOCK / 4 * ELM_LINE];
   _Alignas(64) uint8_t scale[ELM_SUPERBLOCK / ELM_GROUP * ELM_LINE];
@@ -54,13 +55,18 @@ static inline __attribute__((always_inline)) void block_times(const elm_q8* x,
     for (size_t m = 0; m < count; ++m) {
       dot[m][0] = dot[m][1] = _mm256_setzero_si256();
     }
-    for (size_t k = g * ELM_GROUP; k < (g + 1) * ELM_GROUP; k += 4) {
-      const __m256i low = load_half_line(tile->codes + k / 4 * ELM_LINE, 0);
-      const __m256i high = load_half_line(tile->codes + k / 4 * ELM_LINE, 1);
+    for (size_t k = g * ELM_GROUP; k < (g + 1) * ELM_GROUP; k += 8) {
+      const uint8_t* line = tile->codes + k / 4 * ELM_LINE;
+      const __m256i first[2] = {load_half_line(line, 0), load_half_line(line, 1)};
+      const __m256i second[2] = {load_half_line(line, 2), load_half_line(line, 3)};
       for (size_t m = 0; m < count; ++m) {
         const __m256i a = broadcast4(q + m * x->stride + k);
-        dot[m][0] = _mm256_add_epi16(dot[m][0], _mm256_maddubs_epi16(low, a));
-        dot[m][1] = _mm256_add_epi16(dot[m][1], _mm256_maddubs_epi16(high, a));
+        const __m256i b = broadcast4(q + m * x->stride + k + 4);
+        for (size_t h = 0; h < 2; ++h) {
+          const __m256i pair = _mm256_add_epi16(_mm256_maddubs_epi16(first[h], a),
+                                                _mm256_maddubs_epi16(second[h], b));
+          dot[m][h] = settled(_mm256_add_epi16(dot[m][h], pair));
+        }
       }
     }
     for (size_t h = 0; h < 2; ++h) {
@@ -74,8 +80,8 @@ static inline __attribute__((always_inline)) void block_times(const elm_q8* x,
     const size_t block = (first_row + m) * x->num_superblocks + s;
     for (size_t h = 0; h < 2; ++h) {
       const __m256i zero = zero_times(scales, h, x->gsum + 8 * block);
-      acc[m][h] = add_scaled(acc[m][h], _mm256_sub_epi32(sum[m][h], zero), scales + 3 * ELM_LINE,
-                             h, x->d[block]);
+      acc[m][h] = add_scaled(acc[m][h], _mm256_sub_epi32(sum[m][h], zero), scales + 3 * ELM_LINE, h,
+                             x->d[block]);
     }
   }
 }
@@ -104,10 +110,17 @@ static void chunk_times(const elm_matmul_args* args, size_t panel, size_t first_
       block_times(x, &expanded, scales, s, first_row + m, GEMM_ROWS, acc + m);
     }
     switch (num_rows - m) {
-      case 3: block_times(x, &expanded, scales, s, first_row + m, 3, acc + m); break;
-      case 2: block_times(x, &expanded, scales, s, first_row + m, 2, acc + m); break;
-      case 1: block_times(x, &expanded, scales, s, first_row + m, 1, acc + m); break;
-      default: break;
+      case 3:
+        block_times(x, &expanded, scales, s, first_row + m, 3, acc + m);
+        break;
+      case 2:
+        block_times(x, &expanded, scales, s, first_row + m, 2, acc + m);
+        break;
+      case 1:
+        block_times(x, &expanded, scales, s, first_row + m, 1, acc + m);
+        break;
+      default:
+        break;
     }
   }
   for (size_t m = 0; m < num_rows; ++m) {

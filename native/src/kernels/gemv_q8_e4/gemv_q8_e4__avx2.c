@@ -32,15 +32,19 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
       for (size_t l = 0; l < 4; ++l) {
         const uint8_t* line = tile + (4 * g + l) * ELM_LINE;
         _mm_prefetch((const char*)(line + 2048), _MM_HINT_T0);
+        __m256i low[2], high[2];
         for (size_t h = 0; h < 2; ++h) {
           const __m256i codes = load_half_line(line, h);
-          const __m256i low = _mm256_and_si256(codes, nibble);
-          const __m256i high = _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble);
-          for (size_t m = 0; m < count; ++m) {
-            const int8_t* a = q + m * x->stride + g * ELM_GROUP + 8 * l;
-            const __m256i first = _mm256_maddubs_epi16(low, broadcast4(a));
-            const __m256i second = _mm256_maddubs_epi16(high, broadcast4(a + 4));
-            dot[m][h] = _mm256_add_epi16(dot[m][h], _mm256_add_epi16(first, second));
+          low[h] = _mm256_and_si256(codes, nibble);
+          high[h] = _mm256_and_si256(_mm256_srli_epi16(codes, 4), nibble);
+        }
+        for (size_t m = 0; m < count; ++m) {
+          const int8_t* at = q + m * x->stride + g * ELM_GROUP + 8 * l;
+          const __m256i a = broadcast4(at), b = broadcast4(at + 4);
+          for (size_t h = 0; h < 2; ++h) {
+            const __m256i pair =
+                _mm256_add_epi16(_mm256_maddubs_epi16(low[h], a), _mm256_maddubs_epi16(high[h], b));
+            dot[m][h] = settled(_mm256_add_epi16(dot[m][h], pair));
           }
         }
       }
@@ -56,8 +60,8 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
       const size_t block = m * x->num_superblocks + s;
       for (size_t h = 0; h < 2; ++h) {
         const __m256i zero = zero_times(scales, h, x->gsum + 8 * block);
-        acc[m][h] = add_scaled(acc[m][h], _mm256_sub_epi32(sum[m][h], zero),
-                               scales + 3 * ELM_LINE, h, x->d[block]);
+        acc[m][h] = add_scaled(acc[m][h], _mm256_sub_epi32(sum[m][h], zero), scales + 3 * ELM_LINE,
+                               h, x->d[block]);
       }
     }
     tile = scales + 4 * ELM_LINE;
@@ -70,10 +74,18 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
 void elm_gemv_q8_e4__avx2(const elm_matmul_args* args) {
   for (size_t panel = args->first_panel; panel < args->last_panel; ++panel) {
     switch (args->num_rows) {
-      case 1: panel_times(args, panel, 1); break;
-      case 2: panel_times(args, panel, 2); break;
-      case 3: panel_times(args, panel, 3); break;
-      default: panel_times(args, panel, 4); break;
+      case 1:
+        panel_times(args, panel, 1);
+        break;
+      case 2:
+        panel_times(args, panel, 2);
+        break;
+      case 3:
+        panel_times(args, panel, 3);
+        break;
+      default:
+        panel_times(args, panel, 4);
+        break;
     }
   }
 }

@@ -57,10 +57,17 @@ static void matmul(const elm_matmul_args* args) {
       panel_times(args, panel, row, 4);
     }
     switch (args->num_rows - row) {
-      case 3: panel_times(args, panel, row, 3); break;
-      case 2: panel_times(args, panel, row, 2); break;
-      case 1: panel_times(args, panel, row, 1); break;
-      default: break;
+      case 3:
+        panel_times(args, panel, row, 3);
+        break;
+      case 2:
+        panel_times(args, panel, row, 2);
+        break;
+      case 1:
+        panel_times(args, panel, row, 1);
+        break;
+      default:
+        break;
     }
   }
 }

@@ -1,5 +1,6 @@
 /* The definition of both matrix products, for E4 and E8: ELM_TILE_BYTES(cols), ELM_WEIGHT(tile,
- * cols, r, k) the integer weight and ELM_D(tile, cols, r) the scale come from the including file. */
+ * cols, r, k) the integer weight and ELM_D(tile, cols, r) the scale come from the including file.
+ */
 #include <math.h>
 
 #include "kernels/kernels.h"
