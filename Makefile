@@ -56,7 +56,7 @@ $(VENV)/.installed: pyproject.toml native/CMakeLists.txt | $(RUN)
 
 install: $(VENV)/.installed ## the edgellm command in .venv, C library up to date
 	@site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("platlib"))')
-	cmake --build build/editable --parallel $(JOBS) > build/editable.log \
+	cmake --build build/editable --parallel $(JOBS) > build/editable.log 2>&1 \
 	    || { cat build/editable.log; exit 1; }
 	cmake --install build/editable --prefix build/stage > /dev/null
 	cd build/stage
@@ -105,9 +105,9 @@ tidy: $(DEV) build/native/build.ninja ## clang-tidy over the C library
 
 # ---- C tests -------------------------------------------------------------------------------------
 
-C_TEST = cmake -S native -B $(1) -G Ninja -DELM_BUILD_TESTS=ON -DELM_WERROR=ON $(2) > $(1).log \
+C_TEST = cmake -S native -B $(1) -G Ninja -DELM_BUILD_TESTS=ON -DELM_WERROR=ON $(2) > $(1).log 2>&1 \
     || { cat $(1).log; exit 1; }; \
-    cmake --build $(1) --parallel $(JOBS) >> $(1).log || { cat $(1).log; exit 1; }; \
+    cmake --build $(1) --parallel $(JOBS) >> $(1).log 2>&1 || { cat $(1).log; exit 1; }; \
     ctest --test-dir $(1) --output-on-failure --no-tests=error --parallel $(JOBS)
 
 build/native/build.ninja: native/CMakeLists.txt $(DEV)
