@@ -92,7 +92,8 @@ static inline __attribute__((always_inline)) void chunk_times(const elm_matmul_a
     break;
       ELM_REST(1)
       ELM_REST(2)
-      ELM_REST(3) ELM_REST(4) ELM_REST(5) ELM_REST(6) ELM_REST(7)
+      ELM_REST(3)
+      ELM_REST(4) ELM_REST(5) ELM_REST(6) ELM_REST(7)
 #undef ELM_REST
           default : break;
     }

@@ -1,0 +1,60 @@
+/* What the NEON matrix rows share. A line of a tile is four quarters of 4 rows. */
+#ifndef ELM_KERNELS_MATMUL_NEON_H
+#define ELM_KERNELS_MATMUL_NEON_H
+
+#include <arm_neon.h>
+
+#include "kernels/kernels.h"
+#include "kernels/tile.h"
+
+static inline uint8x16_t load_quarter(const uint8_t* line, size_t quarter) {
+  return vld1q_u8(line + 16 * quarter);
+}
+
+/* s of group g of 4 rows; `word` is a quarter of the line of s. */
+static inline uint32x4_t group_scale(uint8x16_t word, size_t g) {
+  const int32x4_t right = vdupq_n_s32(-4 * (int32_t)g);
+  return vandq_u32(vshlq_u32(vreinterpretq_u32_u8(word), right), vdupq_n_u32(15));
+}
+
+/* Four 16-bit numbers: the two at p, twice. */
+static inline int16x4_t load_pair_twice(const int16_t* p) {
+  int32_t pair;
+  memcpy(&pair, p, sizeof pair);
+  return vreinterpret_s16_s32(vdup_n_s32(pair));
+}
+
+/* Eight bytes: the four at p, twice. */
+static inline int8x8_t load_four_twice(const int8_t* p) {
+  int32_t word;
+  memcpy(&word, p, sizeof word);
+  return vreinterpret_s8_s32(vdup_n_s32(word));
+}
+
+/* sum_g z * gsum of 4 rows; `scales` is the tile's line of s, z follows. */
+static inline int32x4_t zero_times(const uint8_t* scales, size_t quarter, const int16_t* gsum) {
+  int32x4_t low = vdupq_n_s32(0), high = vdupq_n_s32(0);
+  for (size_t i = 0; i < 2; ++i) {
+    const uint8x16_t bytes = load_quarter(scales + (1 + i) * ELM_LINE, quarter);
+    const uint16x8_t z = vreinterpretq_u16_u8(bytes);
+    const int16x8_t even = vreinterpretq_s16_u16(vandq_u16(z, vdupq_n_u16(0xFF)));
+    const int16x8_t odd = vreinterpretq_s16_u16(vshrq_n_u16(z, 8));
+    const int16x4_t even_sums = load_pair_twice(gsum + 4 * i);
+    const int16x4_t odd_sums = load_pair_twice(gsum + 4 * i + 2);
+    low = vmlal_s16(low, vget_low_s16(even), even_sums);
+    low = vmlal_s16(low, vget_low_s16(odd), odd_sums);
+    high = vmlal_s16(high, vget_high_s16(even), even_sums);
+    high = vmlal_s16(high, vget_high_s16(odd), odd_sums);
+  }
+  return vpaddq_s32(low, high);
+}
+
+/* acc (4 rows) = fmaf((float)isum, D * d, acc); `line` is the tile's line of D. */
+static inline void add_scaled(float* acc, int32x4_t isum, const uint8_t* line, size_t quarter,
+                              float d) {
+  const float32x4_t weight_d = vreinterpretq_f32_u8(load_quarter(line, quarter));
+  const float32x4_t scale = vmulq_f32(weight_d, vdupq_n_f32(d));
+  vst1q_f32(acc, vfmaq_f32(vld1q_f32(acc), vcvtq_f32_s32(isum), scale));
+}
+
+#endif
