@@ -76,6 +76,15 @@ def test_no_file_outgrows_its_limit() -> None:
     assert found == []
 
 
+def test_no_line_of_c_is_longer_than_100_columns() -> None:
+    found = []
+    for path in tracked_files():
+        if path.suffix in {".c", ".h", ".inl", ".inc"}:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            found += [f"{name_of(path)}:{i}" for i, line in enumerate(lines, 1) if len(line) > 100]
+    assert found == []
+
+
 def test_no_python_function_outgrows_its_limit() -> None:
     found = []
     for path in tracked_files():
