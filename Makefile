@@ -48,7 +48,7 @@ RUN := $(VENV)/.have-run+export+build
 DEV := $(VENV)/.have-run+dev
 
 # The Python files are used where they lie; the C library is built in build/editable.
-$(VENV)/.installed: pyproject.toml native/CMakeLists.txt | $(RUN)
+$(VENV)/.installed: pyproject.toml | $(RUN)
 	@printf '== %s\n' "edgellm, editable (compiles the C library)"
 	$(PIP) install --quiet --no-index --no-deps --no-build-isolation \
 	    --config-settings build-dir=build/editable --editable .
@@ -169,17 +169,21 @@ test-wheel: $(DEV) build/wheel-venv/.have-run ## the wheel in a fresh environmen
 models-check: $(DEV) install ## the three real models against their oracles (downloads 850 MB)
 	@TQDM_DISABLE=1 $(PY) tests/tools/models_check.py $(ARGS)
 
-fuzz: ## fuzz the C reader: FUZZ_RUNS executions (10 million), needs clang
+fuzz: $(DEV) install ## fuzz the C reader: FUZZ_RUNS executions (10 million), needs clang
 	@if [ -z "$(CLANG)" ]; then
 	    echo "make fuzz needs clang with its runtime (Debian: apt-get install clang-19 libclang-rt-19-dev)"
 	    exit 1
 	fi
 	mkdir -p build/fuzz/corpus
+	$(PY) tests/tools/edge_files.py build/fuzz/corpus
 	$(CLANG) -std=c11 -D_GNU_SOURCE -DELM_FUZZ -g -O2 -fsanitize=fuzzer,address,undefined \
-	    -fno-sanitize-recover=all -Inative/include -Inative/src \
-	    native/tests/fuzz_file.c native/src/base/*.c native/src/format/*.c -o build/fuzz/file
-	build/fuzz/file -runs=$(FUZZ_RUNS) -jobs=$(JOBS) -workers=$(JOBS) -timeout=10 -rss_limit_mb=2048 \
-	    build/fuzz/corpus
+	    -fno-sanitize-recover=all -fsanitize-coverage-ignorelist=native/tests/fuzz_ignorelist.txt \
+	    -Inative/include -Inative/src native/tests/fuzz_file.c native/src/base/*.c \
+	    native/src/format/*.c -lpthread -o build/fuzz/file
+	cd build/fuzz
+	./file -runs=$$(( $(FUZZ_RUNS) / $(JOBS) )) -jobs=$(JOBS) -workers=$(JOBS) -timeout=10 \
+	    -rss_limit_mb=2048 -print_final_stats=1 corpus
+	grep -h number_of_executed_units fuzz-*.log
 
 bench: install ## speed of SmolLM2 on this machine
 	@$(EDGELLM) pull smollm2
