@@ -3,11 +3,8 @@
 #include "kernels/matmul/avx2.h"
 #include "kernels/tile.h"
 
-enum { GEMM_ROWS = 4, GEMM_CHUNK = 128 };
-
-/* A tile as the product reads it: codes as bytes, line k/4 being 16 rows x 4 k; s of group g in
- * both 16-bit halves of a row's word. It stays in the first-level cache while a chunk of rows
- * passes. */
+/* Codes as bytes, line k/4 being 16 rows x 4 k, and s of group g in both 16-bit halves of a row's
+ * word. */
 typedef struct expanded_tile {
   _Alignas(64) uint8_t codes[ELM_SUPERBLOCK / 4 * ELM_LINE];
   _Alignas(64) uint8_t scale[ELM_SUPERBLOCK / ELM_GROUP * ELM_LINE];
@@ -36,22 +33,21 @@ static inline void expand_tile(const uint8_t* tile, size_t cols, expanded_tile* 
   }
 }
 
-/* acc (count, 2 halves) += superblock s of `count` rows (a constant). A group's codes times
- * activations are added up in 16 bits (8 * 2 * 15 * 127 < 32,768), then multiplied by s while they
- * widen. */
+/* A group's codes times activations are added up in 16 bits (8 * 2 * 15 * 127 < 32,768), then
+ * multiplied by s while they widen; sum_g z * gsum is taken off at the end. */
 static inline __attribute__((always_inline)) void block_times(const elm_q8* x,
                                                               const expanded_tile* tile,
                                                               const uint8_t* scales, size_t s,
                                                               size_t first_row, size_t count,
-                                                              __m256 (*acc)[2]) {
+                                                              float (*acc)[ELM_PANEL_ROWS]) {
   const size_t cols = elm_superblock_cols(x->num_cols, s);
   const int8_t* q = x->q + first_row * x->stride + s * ELM_SUPERBLOCK;
-  __m256i sum[GEMM_ROWS][2];
+  __m256i sum[4][2];
   for (size_t m = 0; m < count; ++m) {
     sum[m][0] = sum[m][1] = _mm256_setzero_si256();
   }
   for (size_t g = 0; g < cols / ELM_GROUP; ++g) {
-    __m256i dot[GEMM_ROWS][2];
+    __m256i dot[4][2];
     for (size_t m = 0; m < count; ++m) {
       dot[m][0] = dot[m][1] = _mm256_setzero_si256();
     }
@@ -80,59 +76,12 @@ static inline __attribute__((always_inline)) void block_times(const elm_q8* x,
     const size_t block = (first_row + m) * x->num_superblocks + s;
     for (size_t h = 0; h < 2; ++h) {
       const __m256i zero = zero_times(scales, h, x->gsum + 8 * block);
-      acc[m][h] = add_scaled(acc[m][h], _mm256_sub_epi32(sum[m][h], zero), scales + 3 * ELM_LINE, h,
-                             x->d[block]);
+      add_scaled(acc[m] + 8 * h, _mm256_sub_epi32(sum[m][h], zero), scales + 3 * ELM_LINE, h,
+                 x->d[block]);
     }
   }
 }
 
-/* Rows [first_row, first_row + num_rows), at most GEMM_CHUNK, of one panel. */
-static void chunk_times(const elm_matmul_args* args, size_t panel, size_t first_row,
-                        size_t num_rows) {
-  const elm_q8* x = args->x;
-  const uint8_t* tile = args->weights + panel * args->panel_bytes;
-  expanded_tile expanded;
-  __m256 acc[GEMM_CHUNK][2];
-  for (size_t m = 0; m < num_rows; ++m) {
-    acc[m][0] = acc[m][1] = _mm256_setzero_ps();
-  }
-  for (size_t s = 0; s < x->num_superblocks; ++s) {
-    const size_t cols = elm_superblock_cols(x->num_cols, s);
-    const uint8_t* scales = tile + cols / 8 * ELM_LINE;
-    expand_tile(tile, cols, &expanded);
-    tile += elm_e4_tile_bytes(cols);
-    /* the next tile comes from memory while this one is multiplied */
-    for (size_t i = 0; i < elm_e4_tile_bytes(ELM_SUPERBLOCK); i += ELM_LINE) {
-      _mm_prefetch((const char*)(tile + i), _MM_HINT_T1);
-    }
-    size_t m = 0;
-    for (; m + GEMM_ROWS <= num_rows; m += GEMM_ROWS) {
-      block_times(x, &expanded, scales, s, first_row + m, GEMM_ROWS, acc + m);
-    }
-    switch (num_rows - m) {
-      case 3:
-        block_times(x, &expanded, scales, s, first_row + m, 3, acc + m);
-        break;
-      case 2:
-        block_times(x, &expanded, scales, s, first_row + m, 2, acc + m);
-        break;
-      case 1:
-        block_times(x, &expanded, scales, s, first_row + m, 1, acc + m);
-        break;
-      default:
-        break;
-    }
-  }
-  for (size_t m = 0; m < num_rows; ++m) {
-    store_panel(args, panel, first_row + m, acc[m]);
-  }
-}
+#include "kernels/matmul/gemm_e4_chunks.inl"
 
-void elm_gemm_q8_e4__avx2(const elm_matmul_args* args) {
-  for (size_t row = 0; row < args->num_rows; row += GEMM_CHUNK) {
-    const size_t left = args->num_rows - row;
-    for (size_t panel = args->first_panel; panel < args->last_panel; ++panel) {
-      chunk_times(args, panel, row, left < GEMM_CHUNK ? left : GEMM_CHUNK);
-    }
-  }
-}
+void elm_gemm_q8_e4__avx2(const elm_matmul_args* args) { gemm(args); }

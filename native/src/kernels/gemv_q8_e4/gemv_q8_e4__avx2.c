@@ -3,22 +3,19 @@
 #include "kernels/matmul/avx2.h"
 #include "kernels/tile.h"
 
-/* One panel times `count` rows (a constant): each line of weights is loaded once. A group's codes
- * times activations are added up in 16 bits (8 * 2 * 15 * 127 < 32,768), then multiplied by s while
- * they widen; sum_g z * gsum is taken off at the end. */
+/* A group's codes times activations are added up in 16 bits (8 * 2 * 15 * 127 < 32,768), then
+ * multiplied by s while they widen; sum_g z * gsum is taken off at the end. */
 static inline __attribute__((always_inline)) void panel_times(const elm_matmul_args* args,
-                                                              size_t panel, size_t count) {
+                                                              size_t panel, size_t first_row,
+                                                              size_t count,
+                                                              float (*acc)[ELM_PANEL_ROWS]) {
   const elm_q8* x = args->x;
   const uint8_t* tile = args->weights + panel * args->panel_bytes;
   const __m256i nibble = _mm256_set1_epi8(15);
-  __m256 acc[ELM_GEMV_MAX_ROWS][2];
-  for (size_t m = 0; m < count; ++m) {
-    acc[m][0] = acc[m][1] = _mm256_setzero_ps();
-  }
   for (size_t s = 0; s < x->num_superblocks; ++s) {
     const size_t cols = elm_superblock_cols(x->num_cols, s);
     const uint8_t* scales = tile + cols / 8 * ELM_LINE;
-    const int8_t* q = x->q + s * ELM_SUPERBLOCK;
+    const int8_t* q = x->q + first_row * x->stride + s * ELM_SUPERBLOCK;
     __m256i word[2] = {load_half_line(scales, 0), load_half_line(scales, 1)};
     __m256i sum[ELM_GEMV_MAX_ROWS][2];
     for (size_t m = 0; m < count; ++m) {
@@ -57,35 +54,17 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
       }
     }
     for (size_t m = 0; m < count; ++m) {
-      const size_t block = m * x->num_superblocks + s;
+      const size_t block = (first_row + m) * x->num_superblocks + s;
       for (size_t h = 0; h < 2; ++h) {
         const __m256i zero = zero_times(scales, h, x->gsum + 8 * block);
-        acc[m][h] = add_scaled(acc[m][h], _mm256_sub_epi32(sum[m][h], zero), scales + 3 * ELM_LINE,
-                               h, x->d[block]);
+        add_scaled(acc[m] + 8 * h, _mm256_sub_epi32(sum[m][h], zero), scales + 3 * ELM_LINE, h,
+                   x->d[block]);
       }
     }
     tile = scales + 4 * ELM_LINE;
   }
-  for (size_t m = 0; m < count; ++m) {
-    store_panel(args, panel, m, acc[m]);
-  }
 }
 
-void elm_gemv_q8_e4__avx2(const elm_matmul_args* args) {
-  for (size_t panel = args->first_panel; panel < args->last_panel; ++panel) {
-    switch (args->num_rows) {
-      case 1:
-        panel_times(args, panel, 1);
-        break;
-      case 2:
-        panel_times(args, panel, 2);
-        break;
-      case 3:
-        panel_times(args, panel, 3);
-        break;
-      default:
-        panel_times(args, panel, 4);
-        break;
-    }
-  }
-}
+#include "kernels/matmul/rows_by_four.inl"
+
+void elm_gemv_q8_e4__avx2(const elm_matmul_args* args) { matmul(args); }

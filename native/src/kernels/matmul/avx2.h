@@ -42,18 +42,11 @@ static inline __m256i zero_times(const uint8_t* scales, size_t half, const int16
   return _mm256_add_epi32(_mm256_add_epi32(even0, odd0), _mm256_add_epi32(even1, odd1));
 }
 
-/* fmaf((float)isum, D * d, acc) for 8 rows; `line` is the tile's line of D. */
-static inline __m256 add_scaled(__m256 acc, __m256i isum, const uint8_t* line, size_t half,
-                                float d) {
+/* acc (8 rows) = fmaf((float)isum, D * d, acc); `line` is the tile's line of D. */
+static inline void add_scaled(float* acc, __m256i isum, const uint8_t* line, size_t half, float d) {
   const __m256 weight_d = _mm256_load_ps((const float*)(const void*)line + 8 * half);
-  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), _mm256_mul_ps(weight_d, _mm256_set1_ps(d)), acc);
-}
-
-static inline void store_panel(const elm_matmul_args* args, size_t panel, size_t row,
-                               const __m256* acc) {
-  float* out = args->out + row * args->out_stride + panel * ELM_PANEL_ROWS;
-  _mm256_storeu_ps(out, acc[0]);
-  _mm256_storeu_ps(out + 8, acc[1]);
+  const __m256 scale = _mm256_mul_ps(weight_d, _mm256_set1_ps(d));
+  _mm256_storeu_ps(acc, _mm256_fmadd_ps(_mm256_cvtepi32_ps(isum), scale, _mm256_loadu_ps(acc)));
 }
 
 #endif

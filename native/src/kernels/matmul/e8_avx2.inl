@@ -5,17 +5,13 @@
 #include "kernels/matmul/avx2.h"
 #include "kernels/tile.h"
 
-/* One panel times `count` rows (a constant) from first_row on. */
 static inline __attribute__((always_inline)) void panel_times(const elm_matmul_args* args,
                                                               size_t panel, size_t first_row,
-                                                              size_t count) {
+                                                              size_t count,
+                                                              float (*acc)[ELM_PANEL_ROWS]) {
   const elm_q8* x = args->x;
   const uint8_t* tile = args->weights + panel * args->panel_bytes;
   const __m256i ones = _mm256_set1_epi16(1);
-  __m256 acc[ELM_GEMV_MAX_ROWS][2];
-  for (size_t m = 0; m < count; ++m) {
-    acc[m][0] = acc[m][1] = _mm256_setzero_ps();
-  }
   for (size_t s = 0; s < x->num_superblocks; ++s) {
     const size_t cols = elm_superblock_cols(x->num_cols, s);
     const int8_t* q = x->q + first_row * x->stride + s * ELM_SUPERBLOCK;
@@ -40,34 +36,10 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
     for (size_t m = 0; m < count; ++m) {
       const float d = x->d[(first_row + m) * x->num_superblocks + s];
       for (size_t h = 0; h < 2; ++h) {
-        acc[m][h] = add_scaled(acc[m][h], sum[m][h], tile - ELM_LINE, h, d);
+        add_scaled(acc[m] + 8 * h, sum[m][h], tile - ELM_LINE, h, d);
       }
     }
   }
-  for (size_t m = 0; m < count; ++m) {
-    store_panel(args, panel, first_row + m, acc[m]);
-  }
 }
 
-/* A panel stays in cache while all rows pass, four at a time. */
-static void matmul(const elm_matmul_args* args) {
-  for (size_t panel = args->first_panel; panel < args->last_panel; ++panel) {
-    size_t row = 0;
-    for (; row + 4 <= args->num_rows; row += 4) {
-      panel_times(args, panel, row, 4);
-    }
-    switch (args->num_rows - row) {
-      case 3:
-        panel_times(args, panel, row, 3);
-        break;
-      case 2:
-        panel_times(args, panel, row, 2);
-        break;
-      case 1:
-        panel_times(args, panel, row, 1);
-        break;
-      default:
-        break;
-    }
-  }
-}
+#include "kernels/matmul/rows_by_four.inl"

@@ -34,17 +34,10 @@ static void chunk_times(const elm_matmul_args* args, size_t panel, size_t first_
       block_times(x, &expanded, scales, s, first_row + m, GEMM_ROWS, acc + m);
     }
     switch (num_rows - m) {
-      case 3:
-        block_times(x, &expanded, scales, s, first_row + m, 3, acc + m);
-        break;
-      case 2:
-        block_times(x, &expanded, scales, s, first_row + m, 2, acc + m);
-        break;
-      case 1:
-        block_times(x, &expanded, scales, s, first_row + m, 1, acc + m);
-        break;
-      default:
-        break;
+      case 3: block_times(x, &expanded, scales, s, first_row + m, 3, acc + m); break;
+      case 2: block_times(x, &expanded, scales, s, first_row + m, 2, acc + m); break;
+      case 1: block_times(x, &expanded, scales, s, first_row + m, 1, acc + m); break;
+      default: break;
     }
   }
   for (size_t m = 0; m < num_rows; ++m) {

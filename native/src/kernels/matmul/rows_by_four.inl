@@ -21,17 +21,10 @@ static void matmul(const elm_matmul_args* args) {
       four_rows(args, panel, row, 4);
     }
     switch (args->num_rows - row) {
-      case 3:
-        four_rows(args, panel, row, 3);
-        break;
-      case 2:
-        four_rows(args, panel, row, 2);
-        break;
-      case 1:
-        four_rows(args, panel, row, 1);
-        break;
-      default:
-        break;
+      case 3: four_rows(args, panel, row, 3); break;
+      case 2: four_rows(args, panel, row, 2); break;
+      case 1: four_rows(args, panel, row, 1); break;
+      default: break;
     }
   }
 }
