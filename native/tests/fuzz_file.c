@@ -29,9 +29,7 @@ static uint64_t load_u64(const uint8_t* data) {
   return value;
 }
 
-static size_t smaller(size_t a, size_t b) {
-  return a < b ? a : b;
-}
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 /* Moves up to `count` bytes of the input to `target`. */
 static void take(const uint8_t** data, size_t* size, uint8_t* target, size_t count) {

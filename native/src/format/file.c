@@ -123,9 +123,7 @@ static const struct {
     [ELM_SECTION_WEIGHTS] = {"WEIGHTS", ELM_MAX_WEIGHTS_BYTES},
 };
 
-static bool is_known(uint32_t type) {
-  return type >= 1 && type <= ELM_SECTION_WEIGHTS;
-}
+static bool is_known(uint32_t type) { return type >= 1 && type <= ELM_SECTION_WEIGHTS; }
 
 static elm_status read_section(elm_file* file, uint32_t number, elm_error* error) {
   const uint8_t* entry =
@@ -330,9 +328,7 @@ void elm_file_close(elm_file* file) {
 
 /* ---- access -------------------------------------------------------------------------------- */
 
-const elm_arch* elm_file_arch(const elm_file* file) {
-  return &file->arch;
-}
+const elm_arch* elm_file_arch(const elm_file* file) { return &file->arch; }
 
 const elm_tensor* elm_file_tensor(const elm_file* file, const char* name) {
   size_t low = 0;
@@ -376,22 +372,14 @@ elm_status elm_file_require(const elm_file* file, const char* name, uint32_t for
   return ELM_STATUS_OK;
 }
 
-size_t elm_file_num_tensors(const elm_file* file) {
-  return file->num_tensors;
-}
+size_t elm_file_num_tensors(const elm_file* file) { return file->num_tensors; }
 
 const elm_tensor* elm_file_tensor_at(const elm_file* file, size_t index) {
   return index < file->num_tensors ? &file->tensors[index] : NULL;
 }
 
-uint64_t elm_file_bytes(const elm_file* file) {
-  return file->size;
-}
+uint64_t elm_file_bytes(const elm_file* file) { return file->size; }
 
-uint64_t elm_file_weight_bytes(const elm_file* file) {
-  return file->weight_bytes;
-}
+uint64_t elm_file_weight_bytes(const elm_file* file) { return file->weight_bytes; }
 
-const uint8_t* elm_file_model_id(const elm_file* file) {
-  return file->model_id;
-}
+const uint8_t* elm_file_model_id(const elm_file* file) { return file->model_id; }

@@ -4,9 +4,7 @@
 /* Within an entry. */
 enum { NAME_BYTES = 64, TENSOR_ZERO = 104 };
 
-static bool is_name_char(uint8_t c) {
-  return c > ' ' && c <= '~';
-}
+static bool is_name_char(uint8_t c) { return c > ' ' && c <= '~'; }
 
 static uint64_t align_up(uint64_t value, uint64_t alignment) {
   return (value + alignment - 1) / alignment * alignment; /* value is at most a file's size */

@@ -27,9 +27,7 @@ static bool take(elm_json* cursor, char expected) {
   return true;
 }
 
-static bool is_digit(char character) {
-  return character >= '0' && character <= '9';
-}
+static bool is_digit(char character) { return character >= '0' && character <= '9'; }
 
 /* ---- strings ------------------------------------------------------------------------------- */
 
@@ -226,16 +224,11 @@ static bool take_word(elm_json* cursor, const char* word) {
 static bool take_scalar(elm_json* cursor) {
   number ignored;
   switch (peek(*cursor)) {
-    case '"':
-      return take_string(cursor);
-    case 't':
-      return take_word(cursor, "true");
-    case 'f':
-      return take_word(cursor, "false");
-    case 'n':
-      return take_word(cursor, "null");
-    default:
-      return take_number(cursor, &ignored);
+    case '"': return take_string(cursor);
+    case 't': return take_word(cursor, "true");
+    case 'f': return take_word(cursor, "false");
+    case 'n': return take_word(cursor, "null");
+    default: return take_number(cursor, &ignored);
   }
 }
 
@@ -334,9 +327,7 @@ static void skip_value(elm_json* cursor) {
   skip_space(cursor);
 }
 
-bool elm_json_is_object(elm_json value) {
-  return peek(value) == '{';
-}
+bool elm_json_is_object(elm_json value) { return peek(value) == '{'; }
 
 bool elm_json_member(elm_json object, const char* key, elm_json* value) {
   if (!take(&object, '{')) {
