@@ -24,6 +24,12 @@ static elm_status map_file(int file, const char* path, void** map, size_t* size,
                     "%.200s: the %zu bytes of the file cannot be mapped; free memory or addresses",
                     path, *size);
   }
+#if defined(MADV_HUGEPAGE)
+  /* Where the file system keeps pages in large folios, weights then lie on huge pages of the page
+   * cache: reading them was 20 to 30 % faster on a virtual Zen 4 with ext4 and Linux 6.18. Advice
+   * only: elsewhere it does nothing. */
+  (void)madvise(memory, *size, MADV_HUGEPAGE);
+#endif
   *map = memory;
   return ELM_STATUS_OK;
 }

@@ -33,26 +33,80 @@ static void barrier(forward* f, int32_t thread) {
   }
 }
 
-/* The next piece [*first, *last) of `total` units of a step: a quarter of a fair share of what is
- * left, so that the pieces are long at first and a slow thread does not hold up the others. */
-static bool claim(const forward* f, const elm_step* step, size_t total, size_t multiple,
-                  size_t* first, size_t* last) {
-  atomic_size_t* taken = &f->session->claims[step - f->model->steps];
-  size_t now = atomic_load_explicit(taken, memory_order_relaxed);
-  for (;;) {
-    if (now >= total) {
-      return false;
-    }
-    size_t count = (total - now) / (2 * (size_t)f->num_threads);
-    count = (count + multiple - 1) / multiple * multiple;
-    count = count == 0 ? multiple : count;
-    count = count > total - now ? total - now : count;
-    if (atomic_compare_exchange_weak_explicit(taken, &now, now + count, memory_order_relaxed,
-                                              memory_order_relaxed)) {
-      *first = now;
-      *last = now + count;
+/* Units [first, last) of a step that a thread works on next. Three quarters of the units are split
+ * evenly beforehand, so that each thread reads one long stream and knows early where it begins; the
+ * rest is handed out in small pieces to whoever is free. */
+typedef struct piece {
+  size_t first;
+  size_t last;
+  bool is_begun;
+} piece;
+
+static size_t units_beforehand(const forward* f, size_t total) {
+  return f->num_threads == 1 ? total : total / 4 * 3;
+}
+
+static size_t first_unit(const forward* f, size_t total, int32_t thread, size_t multiple) {
+  const size_t split = units_beforehand(f, total);
+  return split * (size_t)thread / (size_t)f->num_threads / multiple * multiple;
+}
+
+static bool next_piece(const forward* f, const elm_step* step, int32_t thread, size_t total,
+                       size_t multiple, piece* p) {
+  const size_t split = units_beforehand(f, total);
+  if (!p->is_begun) {
+    p->is_begun = true;
+    p->first = first_unit(f, total, thread, multiple);
+    p->last = thread + 1 == f->num_threads ? split : first_unit(f, total, thread + 1, multiple);
+    if (p->first < p->last) {
       return true;
     }
+  }
+  const size_t rest = total - split;
+  size_t count = rest / (4 * (size_t)f->num_threads);
+  count = count < multiple ? multiple : (count + multiple - 1) / multiple * multiple;
+  const size_t taken = atomic_fetch_add_explicit(&f->session->claims[step - f->model->steps], count,
+                                                 memory_order_relaxed);
+  if (taken >= rest) {
+    return false;
+  }
+  p->first = split + taken;
+  p->last = rest - taken < count ? total : p->first + count;
+  return true;
+}
+
+/* Units of a step that multiplies by a matrix, and panels in a unit. */
+static size_t step_units(const forward* f, const elm_step* step, size_t* panels) {
+  const elm_arch* arch = f->model->arch;
+  switch (step->kind) {
+    case ELM_STEP_QKV:
+      *panels = (size_t)arch->head_dim / ELM_PANEL_ROWS;
+      return (size_t)arch->num_heads + (size_t)arch->num_kv_heads;
+    case ELM_STEP_GATE_UP:
+      *panels = 2;
+      return step->matrix.num_panels / 2;
+    default:
+      *panels = 1;
+      return step->matrix.num_panels;
+  }
+}
+
+/* Asks for the first lines of this thread's part of the next matrix, which it will read after the
+ * barrier. The kernels ask for the lines after those as they go. */
+static void prefetch_next(const forward* f, const elm_step* step, int32_t thread) {
+  const elm_step* end = f->model->steps + f->model->num_steps;
+  do {
+    ++step;
+  } while (step < end && step->matrix.tensor == NULL);
+  if (step == end) {
+    return;
+  }
+  size_t panels;
+  const size_t units = step_units(f, step, &panels);
+  const uint8_t* start = (const uint8_t*)step->matrix.tensor->data +
+                         first_unit(f, units, thread, panels == 1 ? 2 : 1) * panels * step->matrix.panel_bytes;
+  for (size_t i = 0; i < ELM_PREFETCH_BYTES; i += 64) {
+    __builtin_prefetch(start + i, 0, 3);
   }
 }
 
@@ -161,10 +215,11 @@ static void multiply(const forward* f, const elm_matrix* matrix, const elm_q8* x
 
 static void multiply_shared(forward* f, const elm_step* step, int32_t thread, const elm_q8* x,
                             float* out, size_t out_stride) {
-  size_t first, last;
-  while (claim(f, step, step->matrix.num_panels, 2, &first, &last)) {
-    multiply(f, &step->matrix, x, first, last, 0, out, out_stride);
+  piece p = {0};
+  while (next_piece(f, step, thread, step->matrix.num_panels, 2, &p)) {
+    multiply(f, &step->matrix, x, p.first, p.last, 0, out, out_stride);
   }
+  prefetch_next(f, step, thread);
   barrier(f, thread);
 }
 
@@ -197,9 +252,9 @@ static void qkv(forward* f, const elm_step* step, int32_t thread) {
   const size_t panels = n / ELM_PANEL_ROWS;
   const size_t heads = (size_t)arch->num_heads, kv_heads = (size_t)arch->num_kv_heads;
   const elm_q8* x = f->is_small ? &s->threads[thread].hidden : &s->q_hidden;
-  size_t first, last;
-  while (claim(f, step, heads + kv_heads, 1, &first, &last)) {
-    for (size_t unit = first; unit < last; ++unit) {
+  piece p = {0};
+  while (next_piece(f, step, thread, heads + kv_heads, 1, &p)) {
+    for (size_t unit = p.first; unit < p.last; ++unit) {
       multiply(f, &step->matrix, x, unit * panels, (unit + 1) * panels, 0, s->qkv, s->sizes.qkv);
       if (unit < heads) {
         for (size_t m = 0; m < f->num_rows; ++m) {
@@ -224,6 +279,7 @@ static void qkv(forward* f, const elm_step* step, int32_t thread) {
       }
     }
   }
+  prefetch_next(f, step, thread);
   barrier(f, thread);
 }
 
@@ -236,9 +292,9 @@ static void attention(forward* f, const elm_step* step, int32_t thread) {
   const size_t group = (size_t)arch->num_heads / kv_heads;
   const size_t queries = f->num_rows * group;
   const size_t tiles = (queries + ELM_ATTENTION_MAX_QUERIES - 1) / ELM_ATTENTION_MAX_QUERIES;
-  size_t first, last;
-  while (claim(f, step, kv_heads * tiles, 1, &first, &last)) {
-    for (size_t unit = first; unit < last; ++unit) {
+  piece p = {0};
+  while (next_piece(f, step, thread, kv_heads * tiles, 1, &p)) {
+    for (size_t unit = p.first; unit < p.last; ++unit) {
       const size_t head = unit / tiles;
       const size_t from = unit % tiles * ELM_ATTENTION_MAX_QUERIES;
       elm_attention_args args = {
@@ -266,10 +322,10 @@ static void gate_up(forward* f, const elm_step* step, int32_t thread) {
   elm_session* s = f->session;
   const elm_q8* x = f->is_small ? &s->threads[thread].hidden : &s->q_hidden;
   float* strip = s->threads[thread].strip;
-  size_t first, last;
-  while (claim(f, step, step->matrix.num_panels / 2, 1, &first, &last)) {
-    for (size_t pair = first; pair < last; pair += ELM_STRIP_PAIRS) {
-      const size_t end = last - pair < ELM_STRIP_PAIRS ? last : pair + ELM_STRIP_PAIRS;
+  piece p = {0};
+  while (next_piece(f, step, thread, step->matrix.num_panels / 2, 1, &p)) {
+    for (size_t pair = p.first; pair < p.last; pair += ELM_STRIP_PAIRS) {
+      const size_t end = p.last - pair < ELM_STRIP_PAIRS ? p.last : pair + ELM_STRIP_PAIRS;
       multiply(f, &step->matrix, x, 2 * pair, 2 * end, 2 * pair, strip, ELM_STRIP_COLS);
       for (size_t m = 0; m < f->num_rows; ++m) {
         const elm_glu_args args = {strip + m * ELM_STRIP_COLS,
@@ -279,6 +335,7 @@ static void gate_up(forward* f, const elm_step* step, int32_t thread) {
       }
     }
   }
+  prefetch_next(f, step, thread);
   barrier(f, thread);
 }
 
@@ -312,9 +369,9 @@ static void head(forward* f, const elm_step* step, int32_t thread, const float* 
     rmsnorm(f, x + m * s->sizes.hidden, step->norm, (size_t)arch->hidden_size, own->norm);
     quantise(f, own->norm, (size_t)arch->hidden_size, &own->hidden, m);
   }
-  size_t first, last;
-  while (claim(f, step, step->matrix.num_panels, 2, &first, &last)) {
-    multiply(&small, &step->matrix, &own->hidden, first, last, 0, s->logits, s->sizes.vocab);
+  piece p = {0};
+  while (next_piece(f, step, thread, step->matrix.num_panels, 2, &p)) {
+    multiply(&small, &step->matrix, &own->hidden, p.first, p.last, 0, s->logits, s->sizes.vocab);
   }
   barrier(f, thread);
 }
