@@ -1,5 +1,5 @@
 # Cross build for AArch64 Linux with Debian's gcc-aarch64-linux-gnu; ctest runs it under qemu-user.
-#   cmake -S native -B build/aarch64 --toolchain native/cmake/toolchain-aarch64.cmake
+#   cmake -S native -B build/aarch64 --toolchain cmake/toolchain-aarch64.cmake
 # QEMU_CPU in the environment chooses the CPU: max has dotprod, cortex-a72 and cortex-a53 have not.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
