@@ -16,6 +16,9 @@
 enum { ELM_PANEL_ROWS = 16, ELM_SUPERBLOCK = 256, ELM_GROUP = 32, ELM_KV_BLOCK = 32 };
 /* Most activation rows of a gemv; a gemm takes any number. */
 enum { ELM_GEMV_MAX_ROWS = 4 };
+/* How far ahead of its reading a gemv asks for weights: past the next page, so that its address is
+ * looked up early. 8 KiB beat 2 KiB by 15 % on a virtual Zen 4 with 4 KiB pages. */
+enum { ELM_PREFETCH_BYTES = 8192 };
 
 #if defined(ELM_CHECKS)
 #include <stdlib.h>

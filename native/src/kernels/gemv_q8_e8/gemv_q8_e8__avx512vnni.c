@@ -32,8 +32,8 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
       const uint8_t* line = tile + l * ELM_LINE;
       const __m512i w0 = _mm512_xor_si512(_mm512_load_si512(line), flip);
       const __m512i w1 = _mm512_xor_si512(_mm512_load_si512(line + ELM_LINE), flip);
-      _mm_prefetch((const char*)(line + 2048), _MM_HINT_T0);
-      _mm_prefetch((const char*)(line + 2048 + ELM_LINE), _MM_HINT_T0);
+      _mm_prefetch((const char*)(line + ELM_PREFETCH_BYTES), _MM_HINT_T0);
+      _mm_prefetch((const char*)(line + ELM_PREFETCH_BYTES + ELM_LINE), _MM_HINT_T0);
       for (size_t m = 0; m < count; ++m) {
         const int8_t* a = q + m * x->stride + 4 * l;
         even[m] = _mm512_dpbusd_epi32(even[m], w0, broadcast4(a));
