@@ -41,6 +41,7 @@ _MODEL_NUMBERS = {
 }
 _MODEL_FLAGS = ("is_tied", "has_qkv_bias", "has_qk_norm", "has_post_norms")
 _ACTIVATIONS = ("silu", "gelu_tanh")
+_KV_FORMATS = ("f16", "int8")
 
 
 def canonical_json(value: Any) -> bytes:
@@ -197,6 +198,8 @@ def _check_model(check: _Checker, model: dict[str, Any]) -> None:
         check.member(model, key, bool, path)
     if check.member(model, "activation", str, path) not in _ACTIVATIONS:
         check.fail(f"model.activation {model['activation']!r} is not one of {_ACTIVATIONS}")
+    if check.member(model, "kv_format", str, path) not in _KV_FORMATS:
+        check.fail(f"model.kv_format {model['kv_format']!r} is not one of {_KV_FORMATS}")
     if model["head_dim"] % spec.HEAD_DIM_MULTIPLE:
         check.fail(f"model.head_dim {model['head_dim']} is not a multiple of 16")
     if model["num_heads"] % model["num_kv_heads"]:

@@ -96,6 +96,7 @@ class ModelDescription:
     layers: tuple[Layer, ...]
     inv_freqs: tuple[Float32Array, ...] = field(compare=False)
     rope: tuple[dict[str, Any], ...] = ()
+    kv_format: str = "f16"
 
     def to_meta(self) -> dict[str, Any]:
         """The "model" object of META."""

@@ -1,9 +1,10 @@
 /* Prints a digest of the logits of a token sequence: equal digests mean equal bits. Tests run it for
  * every instruction set, thread count and chunk length, natively and under emulators.
  *
- *   logits_digest MODEL ID,ID,... [isa [threads [chunk [steps]]]]
+ *   logits_digest MODEL ID,ID,... [isa [threads [chunk [steps [kv]]]]]
  *
- * isa "" is the best one. `steps` tokens are decoded greedily after the prompt and join the digest. */
+ * isa "" is the best one. `steps` tokens are decoded greedily after the prompt and join the digest.
+ * kv is an elm_kv_format. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -40,7 +41,7 @@ int main(int argc, char** argv) {
   static int32_t ids[65536];
   elm_error error = {0};
   if (argc < 3) {
-    (void)fprintf(stderr, "usage: logits_digest MODEL ID,ID,... [isa [threads [chunk [steps]]]]\n");
+    (void)fprintf(stderr, "usage: logits_digest MODEL ID,ID,... [isa [threads [chunk [steps [kv]]]]]\n");
     return 2;
   }
   const size_t num_ids = parse_ids(argv[2], ids, sizeof ids / sizeof ids[0]);
@@ -51,6 +52,7 @@ int main(int argc, char** argv) {
   elm_session_options session_options;
   elm_session_options_default(&session_options);
   session_options.chunk_length = argc > 5 ? atoi(argv[5]) : 0;
+  session_options.kv_format = argc > 7 ? atoi(argv[7]) : 0;
   const size_t steps = argc > 6 ? (size_t)atoi(argv[6]) : 0;
 
   elm_model* model;

@@ -42,6 +42,7 @@ META: dict[str, Any] = {
         "has_qkv_bias": False,
         "has_qk_norm": False,
         "has_post_norms": False,
+        "kv_format": "f16",
         "num_ropes": 1,
         "layers": [{"rope": 0, "window": 0}, {"rope": 0, "window": 32}],
     },

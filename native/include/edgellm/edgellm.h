@@ -122,11 +122,17 @@ ELM_API elm_status elm_model_plan(const elm_model* model, char* text, size_t cap
 
 typedef struct elm_session elm_session;
 
+typedef enum elm_kv_format {
+  ELM_KV_DEFAULT = 0, /* what the file says costs next to nothing */
+  ELM_KV_F16 = 1,
+  ELM_KV_INT8 = 2 /* half the memory, faster attention */
+} elm_kv_format;
+
 typedef struct elm_session_options {
   uint32_t struct_size;
   int32_t context_length; /* tokens the KV cache holds; 0: the model's max_context */
   int32_t chunk_length;   /* most tokens computed in one pass; 0: chosen. Never changes a result */
-  int32_t reserved;
+  int32_t kv_format;      /* elm_kv_format */
 } elm_session_options;
 
 typedef struct elm_session_info {
@@ -134,6 +140,8 @@ typedef struct elm_session_info {
   int32_t context_length;
   int32_t num_tokens;       /* in the sequence now */
   int32_t chunk_length;
+  int32_t kv_format; /* elm_kv_format: F16 or INT8 */
+  int32_t reserved;
   uint64_t kv_bytes;        /* KV cache */
   uint64_t scratch_bytes;   /* everything else */
   uint64_t num_passes;      /* forward passes since creation */

@@ -60,9 +60,8 @@ static void place(const elm_model* model, elm_session* s, elm_arena* arena) {
     take_q8(arena, &own->ffn, ELM_GEMV_MAX_ROWS, sizes->ffn);
   }
   const uint64_t before = arena->used;
-  s->cache.memory = elm_arena_take(
-      arena, (uint64_t)s->cache.num_layers * s->cache.num_heads * 2,
-      (uint64_t)elm_kv_plane(&s->cache) * sizeof(uint16_t));
+  s->cache.memory = elm_arena_take(arena, (uint64_t)s->cache.num_layers * s->cache.num_heads,
+                                   elm_kv_head_bytes(&s->cache));
   s->kv_bytes = arena->used - before;
 }
 
@@ -89,6 +88,11 @@ static elm_status describe(const elm_model* model, const elm_session_options* op
                     "chunk_length is %d; give 1 to %d, or 0 for the default",
                     options->chunk_length, (int)MAX_CHUNK);
   }
+  if (options->kv_format < ELM_KV_DEFAULT || options->kv_format > ELM_KV_INT8) {
+    return elm_fail(error, ELM_STATUS_INVALID_ARGUMENT,
+                    "kv_format is %d; give 0 (the file's), 1 (float16) or 2 (int8)",
+                    options->kv_format);
+  }
   memset(s, 0, sizeof *s);
   s->context_length =
       (size_t)(options->context_length > 0 ? options->context_length : arch->max_context);
@@ -100,6 +104,8 @@ static elm_status describe(const elm_model* model, const elm_session_options* op
   s->sizes.qkv = ((size_t)arch->num_heads + 2 * (size_t)arch->num_kv_heads) * head_dim;
   s->sizes.ffn = up((size_t)arch->ffn_size, ELM_GROUP);
   s->sizes.vocab = up((size_t)arch->vocab_size, ELM_PANEL_ROWS);
+  s->cache.is_int8 =
+      options->kv_format == ELM_KV_DEFAULT ? arch->is_kv_int8 : options->kv_format == ELM_KV_INT8;
   s->cache.num_layers = (size_t)arch->num_layers;
   s->cache.num_heads = (size_t)arch->num_kv_heads;
   s->cache.head_dim = head_dim;
@@ -187,6 +193,7 @@ elm_status elm_session_get_info(const elm_session* session, elm_session_info* in
       .context_length = (int32_t)session->context_length,
       .num_tokens = (int32_t)session->num_tokens,
       .chunk_length = (int32_t)session->chunk_length,
+      .kv_format = session->cache.is_int8 ? ELM_KV_INT8 : ELM_KV_F16,
       .kv_bytes = session->kv_bytes,
       .scratch_bytes = session->memory_bytes - session->kv_bytes,
       .num_passes = session->num_passes,

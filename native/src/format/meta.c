@@ -79,6 +79,19 @@ static bool read_activation(const report* out, elm_json model, elm_arch* arch) {
   return true;
 }
 
+static bool read_kv_format(const report* out, elm_json model, elm_arch* arch) {
+  elm_json item;
+  char name[8];
+  if (!elm_json_member(model, "kv_format", &item) || !elm_json_string(item, name, sizeof name)) {
+    return fail(out, "model.", "kv_format", "is missing or not a known name");
+  }
+  arch->is_kv_int8 = strcmp(name, "int8") == 0;
+  if (!arch->is_kv_int8 && strcmp(name, "f16") != 0) {
+    return fail(out, "model.", "kv_format", "is neither f16 nor int8");
+  }
+  return true;
+}
+
 static bool read_model(const report* out, elm_json model, elm_arch* arch) {
   const struct {
     const char* key;
@@ -104,6 +117,7 @@ static bool read_model(const report* out, elm_json model, elm_arch* arch) {
     }
   }
   if (!read_architecture(out, model, arch) || !read_activation(out, model, arch) ||
+      !read_kv_format(out, model, arch) ||
       !read_float(out, model, "norm_eps", 1e-12, 1, &arch->norm_eps) ||
       !read_float(out, model, "attention_scale", 1e-6, 1e6, &arch->attention_scale) ||
       !read_float(out, model, "embedding_scale", 1e-6, 1e6, &arch->embedding_scale) ||

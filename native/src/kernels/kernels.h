@@ -85,13 +85,17 @@ typedef struct elm_rope_args {
   float scale;
 } elm_rope_args;
 
-/* Stores one key and one value, n floats each, as float16 (saturating) at slot `slot` of a block:
- * k_block is (n, 32 tokens), v_block (32 tokens, n). */
+/* Stores one key and one value, n floats each, at slot `slot` of a block of 32 tokens.
+ * f16: float16, saturating; k_block is (n, 32 tokens), v_block (32 tokens, n).
+ * q8: int8 with a scale per token; the key is turned by elm_hadamard before. k_block is (n/4, 32
+ * tokens, 4), v_block (32/4, n, 4 tokens); k_scale and v_scale are (32 tokens). */
 typedef struct elm_kv_store_args {
   const float* k;
   const float* v;
-  uint16_t* k_block;
-  uint16_t* v_block;
+  void* k_block;
+  void* v_block;
+  float* k_scale; /* q8 only */
+  float* v_scale; /* q8 only */
   size_t n;
   size_t slot;
 } elm_kv_store_args;
@@ -106,9 +110,11 @@ typedef struct elm_attention_args {
   size_t begin[ELM_ATTENTION_MAX_QUERIES];
   size_t end[ELM_ATTENTION_MAX_QUERIES];
   size_t num_queries;
-  const uint16_t* k; /* block b at k + b * 32 * n */
-  const uint16_t* v;
-  size_t n;       /* head size, a multiple of 16, at most 512 */
+  const void* k; /* blocks of 32 tokens, one after the other, as kv_store writes them */
+  const void* v;
+  const float* k_scale; /* (tokens), q8 only */
+  const float* v_scale; /* (tokens), q8 only */
+  size_t n;             /* head size, a multiple of 16, at most 512 */
 } elm_attention_args;
 
 enum { ELM_MAX_HEAD_DIM = 512 };
@@ -124,7 +130,9 @@ enum { ELM_MAX_HEAD_DIM = 512 };
   OP(glu_f32, elm_glu_args)                \
   OP(rope_f32, elm_rope_args)              \
   OP(kv_store_f16, elm_kv_store_args)      \
-  OP(attention_f16, elm_attention_args)
+  OP(attention_f16, elm_attention_args)    \
+  OP(kv_store_q8, elm_kv_store_args)       \
+  OP(attention_q8, elm_attention_args)
 
 typedef enum elm_op {
 #define ELM_OP_ENUM(op, args) ELM_OP_##op,
@@ -171,6 +179,8 @@ size_t elm_kernel_rows(const elm_kernel_row** rows);
 #define ELM_ROW_rope_f32 elm_rope_args
 #define ELM_ROW_kv_store_f16 elm_kv_store_args
 #define ELM_ROW_attention_f16 elm_attention_args
+#define ELM_ROW_kv_store_q8 elm_kv_store_args
+#define ELM_ROW_attention_q8 elm_attention_args
 #define ELM_KERNEL(op, isa_name, isa) \
   void elm_##op##__##isa_name(const ELM_ROW_##op* arguments);
 #include "kernels/kernels.inc"

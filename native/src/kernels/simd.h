@@ -51,6 +51,28 @@ static inline void v_store_int8(int8_t* p, f16v a) {
   _mm_storeu_si128((__m128i*)(void*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 
+/* Lane i gets lane i ^ h; h is the constant 1, 2, 4 or 8. */
+static inline f16v v_swap(f16v x, int h) {
+  return h == 1   ? _mm512_permute_ps(x, 0xB1)
+         : h == 2 ? _mm512_permute_ps(x, 0x4E)
+         : h == 4 ? _mm512_shuffle_f32x4(x, x, 0xB1)
+                  : _mm512_shuffle_f32x4(x, x, 0x4E);
+}
+
+/* Sixteen int32 sums of four int8 products each: v_dot adds, for lane i, bytes 4i..4i+3 of a line
+ * times the four bytes of `four`. Numbers are -127..127. A sum begins with v_dot_zero(t), t the total
+ * of all the bytes it will be multiplied by: vpdpbusd takes the line as line + 128. */
+typedef __m512i i32v;
+typedef __m512i v_line;
+static inline v_line v_load_line(const int8_t* p) {
+  return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
+}
+static inline i32v v_dot_zero(int32_t total) { return _mm512_set1_epi32(-128 * total); }
+static inline i32v v_dot(i32v sum, v_line line, int32_t four) {
+  return _mm512_dpbusd_epi32(sum, line, _mm512_set1_epi32(four));
+}
+static inline f16v v_from_int(i32v a) { return _mm512_cvtepi32_ps(a); }
+
 #elif defined(__AVX2__)
 #include <immintrin.h>
 
@@ -122,6 +144,43 @@ static inline void v_store_int8(int8_t* p, f16v x) {
                                                        _mm256_extracti128_si256(ordered, 1)));
 }
 
+static inline __m256 v_swap_half(__m256 x, int h) {
+  return h == 1   ? _mm256_permute_ps(x, 0xB1)
+         : h == 2 ? _mm256_permute_ps(x, 0x4E)
+                  : _mm256_permute2f128_ps(x, x, 1);
+}
+static inline f16v v_swap(f16v x, int h) {
+  V_EACH(h == 8 ? x.b : v_swap_half(x.a, h), h == 8 ? x.a : v_swap_half(x.b, h));
+}
+
+typedef struct i32v {
+  __m256i a, b;
+} i32v;
+typedef struct v_line {
+  __m256i a, b, abs_a, abs_b;
+} v_line;
+static inline v_line v_load_line(const int8_t* p) {
+  v_line r;
+  r.a = _mm256_loadu_si256((const __m256i*)(const void*)p);
+  r.b = _mm256_loadu_si256((const __m256i*)(const void*)(p + 32));
+  r.abs_a = _mm256_abs_epi8(r.a);
+  r.abs_b = _mm256_abs_epi8(r.b);
+  return r;
+}
+static inline i32v v_dot_zero(int32_t total) {
+  (void)total;
+  return (i32v){_mm256_setzero_si256(), _mm256_setzero_si256()};
+}
+static inline i32v v_dot(i32v sum, v_line line, int32_t four) {
+  const __m256i b = _mm256_set1_epi32(four), ones = _mm256_set1_epi16(1);
+  const __m256i low = _mm256_maddubs_epi16(line.abs_a, _mm256_sign_epi8(b, line.a));
+  const __m256i high = _mm256_maddubs_epi16(line.abs_b, _mm256_sign_epi8(b, line.b));
+  sum.a = _mm256_add_epi32(sum.a, _mm256_madd_epi16(low, ones));
+  sum.b = _mm256_add_epi32(sum.b, _mm256_madd_epi16(high, ones));
+  return sum;
+}
+static inline f16v v_from_int(i32v x) { V_EACH(_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)); }
+
 #elif defined(ELM_NEON)
 #include <arm_neon.h>
 
@@ -178,6 +237,44 @@ static inline void v_store_int8(int8_t* p, f16v x) {
                                       vmovn_s32(vcvtnq_s32_f32(x.val[3])));
   vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
+
+static inline f16v v_swap(f16v x, int h) {
+  V_EACH(h == 1   ? vrev64q_f32(x.val[i])
+         : h == 2 ? vextq_f32(x.val[i], x.val[i], 2)
+                  : x.val[i ^ (h / 4)]);
+}
+
+typedef int32x4x4_t i32v;
+typedef int8x16x4_t v_line;
+static inline v_line v_load_line(const int8_t* p) {
+  v_line r;
+  for (int i = 0; i < 4; ++i) {
+    r.val[i] = vld1q_s8(p + 16 * i);
+  }
+  return r;
+}
+static inline i32v v_dot_zero(int32_t total) {
+  (void)total;
+  i32v r;
+  for (int i = 0; i < 4; ++i) {
+    r.val[i] = vdupq_n_s32(0);
+  }
+  return r;
+}
+static inline i32v v_dot(i32v sum, v_line line, int32_t four) {
+  const int8x16_t b = vreinterpretq_s8_s32(vdupq_n_s32(four));
+  for (int i = 0; i < 4; ++i) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    sum.val[i] = vdotq_s32(sum.val[i], line.val[i], b);
+#else
+    const int16x8_t low = vmull_s8(vget_low_s8(line.val[i]), vget_low_s8(b));
+    const int16x8_t high = vmull_s8(vget_high_s8(line.val[i]), vget_high_s8(b));
+    sum.val[i] = vaddq_s32(sum.val[i], vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high)));
+#endif
+  }
+  return sum;
+}
+static inline f16v v_from_int(i32v x) { V_EACH(vcvtq_f32_s32(x.val[i])); }
 
 #else /* scalar: the definition */
 
@@ -261,6 +358,26 @@ static inline void v_store_int8(int8_t* p, f16v a) {
     p[i] = (int8_t)(uint8_t)(v_bits(a.v[i] + 12582912.0f) & 0xFF);
   }
 }
+static inline f16v v_swap(f16v x, int h) { V_EACH(x.v[i ^ h]); }
+
+typedef struct i32v {
+  int32_t v[16];
+} i32v;
+typedef const int8_t* v_line;
+static inline v_line v_load_line(const int8_t* p) { return p; }
+static inline i32v v_dot_zero(int32_t total) {
+  (void)total;
+  return (i32v){{0}};
+}
+static inline i32v v_dot(i32v sum, v_line line, int32_t four) {
+  int8_t b[4];
+  memcpy(b, &four, sizeof b);
+  for (int i = 0; i < 64; ++i) {
+    sum.v[i / 4] += line[i] * b[i % 4];
+  }
+  return sum;
+}
+static inline f16v v_from_int(i32v a) { V_EACH((float)a.v[i]); }
 
 #endif
 

@@ -243,6 +243,29 @@ static void finish_head(const forward* f, const elm_step* step, float* x, size_t
   }
 }
 
+/* The key and value of one token and head into the cache. */
+static void store(const forward* f, const elm_kv_head* cache, size_t position, const float* k,
+                  const float* v) {
+  const elm_session* s = f->session;
+  const size_t first = position / ELM_KV_BLOCK * ELM_KV_BLOCK; /* token of the block */
+  const size_t offset = first * elm_kv_token_bytes(&s->cache);
+  elm_kv_store_args args = {
+      .k = k,
+      .v = v,
+      .k_block = cache->keys + offset,
+      .v_block = cache->values + offset,
+      .n = s->cache.head_dim,
+      .slot = position % ELM_KV_BLOCK,
+  };
+  if (s->cache.is_int8) {
+    args.k_scale = cache->k_scale + first;
+    args.v_scale = cache->v_scale + first;
+    f->model->kernels.kv_store_q8(&args);
+  } else {
+    f->model->kernels.kv_store_f16(&args);
+  }
+}
+
 /* A unit is a head: queries first, then a key head together with its value head, so that whoever
  * computed a head's rows also rotates and stores them. */
 static void qkv(forward* f, const elm_step* step, int32_t thread) {
@@ -265,17 +288,13 @@ static void qkv(forward* f, const elm_step* step, int32_t thread) {
       }
       const size_t value = unit + kv_heads, head = unit - heads;
       multiply(f, &step->matrix, x, value * panels, (value + 1) * panels, 0, s->qkv, s->sizes.qkv);
-      uint16_t* keys = elm_kv_keys(&s->cache, (size_t)step->layer, head);
-      uint16_t* values = elm_kv_values(&s->cache, (size_t)step->layer, head);
+      const elm_kv_head cache = elm_kv_head_at(&s->cache, (size_t)step->layer, head);
       for (size_t m = 0; m < f->num_rows; ++m) {
         float* k = s->qkv + m * s->sizes.qkv + unit * n;
         float* v = s->qkv + m * s->sizes.qkv + value * n;
-        const size_t block = (f->position + m) / ELM_KV_BLOCK * ELM_KV_BLOCK * n;
         finish_head(f, step, k, unit, m, step->k_norm, 1.0f);
         finish_head(f, step, v, value, m, NULL, 0.0f);
-        const elm_kv_store_args args = {k, v, keys + block, values + block, n,
-                                        (f->position + m) % ELM_KV_BLOCK};
-        f->model->kernels.kv_store_f16(&args);
+        store(f, &cache, f->position + m, k, v);
       }
     }
   }
@@ -292,14 +311,19 @@ static void attention(forward* f, const elm_step* step, int32_t thread) {
   const size_t group = (size_t)arch->num_heads / kv_heads;
   const size_t queries = f->num_rows * group;
   const size_t tiles = (queries + ELM_ATTENTION_MAX_QUERIES - 1) / ELM_ATTENTION_MAX_QUERIES;
+  void (*attend)(const elm_attention_args*) =
+      s->cache.is_int8 ? f->model->kernels.attention_q8 : f->model->kernels.attention_f16;
   piece p = {0};
   while (next_piece(f, step, thread, kv_heads * tiles, 1, &p)) {
     for (size_t unit = p.first; unit < p.last; ++unit) {
       const size_t head = unit / tiles;
       const size_t from = unit % tiles * ELM_ATTENTION_MAX_QUERIES;
+      const elm_kv_head cache = elm_kv_head_at(&s->cache, (size_t)step->layer, head);
       elm_attention_args args = {
-          .k = elm_kv_keys(&s->cache, (size_t)step->layer, head),
-          .v = elm_kv_values(&s->cache, (size_t)step->layer, head),
+          .k = cache.keys,
+          .v = cache.values,
+          .k_scale = cache.k_scale,
+          .v_scale = cache.v_scale,
           .n = n,
       };
       for (size_t i = from; i < queries && i < from + ELM_ATTENTION_MAX_QUERIES; ++i) {
@@ -311,7 +335,7 @@ static void attention(forward* f, const elm_step* step, int32_t thread) {
         args.begin[slot] = window > 0 && end > window ? end - window : 0;
         args.end[slot] = end;
       }
-      f->model->kernels.attention_f16(&args);
+      attend(&args);
     }
   }
   barrier(f, thread);

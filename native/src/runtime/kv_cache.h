@@ -1,5 +1,5 @@
-/* The KV cache: float16, per layer and key/value head in blocks of 32 tokens. The only file that
- * knows where a block lies. */
+/* The KV cache: per layer and key/value head, keys and values in blocks of 32 tokens, in the layout
+ * that elm_kv_store_args describes. The only file that knows where a block lies. */
 #ifndef ELM_RUNTIME_KV_CACHE_H
 #define ELM_RUNTIME_KV_CACHE_H
 
@@ -9,24 +9,43 @@
 #include "kernels/kernels.h"
 
 typedef struct elm_kv_cache {
-  uint16_t* memory;
+  uint8_t* memory;
+  bool is_int8; /* else float16 */
   size_t num_layers;
   size_t num_heads;
   size_t head_dim;
   size_t num_blocks; /* per head */
 } elm_kv_cache;
 
-/* float16 numbers of the keys (or the values) of one head. */
-static inline size_t elm_kv_plane(const elm_kv_cache* cache) {
-  return cache->num_blocks * ELM_KV_BLOCK * cache->head_dim;
+/* One head of one layer. */
+typedef struct elm_kv_head {
+  uint8_t* keys;
+  uint8_t* values;
+  float* k_scale; /* (tokens); NULL for float16 */
+  float* v_scale;
+} elm_kv_head;
+
+/* Bytes of one token's key or value, without its scale. */
+static inline size_t elm_kv_token_bytes(const elm_kv_cache* cache) {
+  return cache->head_dim * (cache->is_int8 ? 1 : sizeof(uint16_t));
 }
-/* Keys of a head: blocks of (head_dim, 32 tokens). */
-static inline uint16_t* elm_kv_keys(const elm_kv_cache* cache, size_t layer, size_t head) {
-  return cache->memory + (layer * cache->num_heads + head) * 2 * elm_kv_plane(cache);
+
+static inline size_t elm_kv_head_bytes(const elm_kv_cache* cache) {
+  const size_t scales = cache->is_int8 ? sizeof(float) : 0;
+  return cache->num_blocks * ELM_KV_BLOCK * 2 * (elm_kv_token_bytes(cache) + scales);
 }
-/* Values of a head: blocks of (32 tokens, head_dim). */
-static inline uint16_t* elm_kv_values(const elm_kv_cache* cache, size_t layer, size_t head) {
-  return elm_kv_keys(cache, layer, head) + elm_kv_plane(cache);
+
+static inline elm_kv_head elm_kv_head_at(const elm_kv_cache* cache, size_t layer, size_t head) {
+  const size_t tokens = cache->num_blocks * ELM_KV_BLOCK;
+  const size_t plane = tokens * elm_kv_token_bytes(cache);
+  elm_kv_head at = {0};
+  at.keys = cache->memory + (layer * cache->num_heads + head) * elm_kv_head_bytes(cache);
+  at.values = at.keys + plane;
+  if (cache->is_int8) {
+    at.k_scale = (float*)(void*)(at.values + plane);
+    at.v_scale = at.k_scale + tokens;
+  }
+  return at;
 }
 
 #endif

@@ -187,10 +187,12 @@ static void print_step(printer* p, const elm_model* model, const elm_step* step)
       print(p, "qkv        q8 -> q, kv: ");
       print_matrix(p, &step->matrix);
       print(p, "%s%s, rope %d, %s, barrier", step->bias ? ", bias" : "",
-            step->q_norm ? ", q/k norm" : "", step->rope, names[ELM_OP_kv_store_f16]);
+            step->q_norm ? ", q/k norm" : "", step->rope,
+            names[model->arch->is_kv_int8 ? ELM_OP_kv_store_q8 : ELM_OP_kv_store_f16]);
       break;
     case ELM_STEP_ATTENTION:
-      print(p, "attention  q, kv -> a: %s", names[ELM_OP_attention_f16]);
+      print(p, "attention  q, kv -> a: %s",
+            names[model->arch->is_kv_int8 ? ELM_OP_attention_q8 : ELM_OP_attention_f16]);
       if (step->window > 0) {
         print(p, ", window %d", step->window);
       }
