@@ -39,6 +39,4 @@ static inline __attribute__((always_inline)) void block_times(const elm_q8* x,
 
 #include "kernels/matmul/gemm_e4_chunks.inl"
 
-void elm_gemm_q8_e4__neon_dotprod(const elm_matmul_args* args) {
-  gemm(args);
-}
+void elm_gemm_q8_e4__neon_dotprod(const elm_matmul_args* args) { gemm(args); }

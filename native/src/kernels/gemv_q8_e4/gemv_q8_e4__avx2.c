@@ -28,7 +28,7 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
       }
       for (size_t l = 0; l < 4; ++l) {
         const uint8_t* line = tile + (4 * g + l) * ELM_LINE;
-        _mm_prefetch((const char*)(line + 2048), _MM_HINT_T0);
+        _mm_prefetch((const char*)(line + ELM_PREFETCH_BYTES), _MM_HINT_T0);
         __m256i low[2], high[2];
         for (size_t h = 0; h < 2; ++h) {
           const __m256i codes = load_half_line(line, h);

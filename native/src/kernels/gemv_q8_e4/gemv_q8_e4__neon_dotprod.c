@@ -63,6 +63,4 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
 
 #include "kernels/matmul/rows_by_four.inl"
 
-void elm_gemv_q8_e4__neon_dotprod(const elm_matmul_args* args) {
-  matmul(args);
-}
+void elm_gemv_q8_e4__neon_dotprod(const elm_matmul_args* args) { matmul(args); }

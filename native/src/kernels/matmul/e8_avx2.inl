@@ -21,7 +21,7 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
     }
     for (size_t k = 0; k < cols; k += 4) {
       const uint8_t* line = tile + k / 4 * ELM_LINE;
-      _mm_prefetch((const char*)(line + 2048), _MM_HINT_T0);
+      _mm_prefetch((const char*)(line + ELM_PREFETCH_BYTES), _MM_HINT_T0);
       for (size_t h = 0; h < 2; ++h) {
         const __m256i w = load_half_line(line, h);
         const __m256i magnitude = _mm256_abs_epi8(w);

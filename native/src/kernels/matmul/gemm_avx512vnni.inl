@@ -87,15 +87,16 @@ static inline __attribute__((always_inline)) void chunk_times(const elm_matmul_a
     }
     switch (num_rows - m) {
 #define ELM_REST(n) \
-  case n: block_times(x, weights, d, s, num_panels, first_row + m, n, acc + m); break;
-      ELM_REST(1)
-      ELM_REST(2)
-      ELM_REST(3)
-      ELM_REST(4)
-      ELM_REST(5)
-      ELM_REST(6) ELM_REST(7)
+  case n: block_times(x, weights, d, s, num_panels, first_row + m, n, acc + m); break
+      ELM_REST(1);
+      ELM_REST(2);
+      ELM_REST(3);
+      ELM_REST(4);
+      ELM_REST(5);
+      ELM_REST(6);
+      ELM_REST(7);
 #undef ELM_REST
-          default : break;
+      default: break;
     }
   }
   for (size_t m = 0; m < num_rows; ++m) {
