@@ -63,8 +63,11 @@ static bool next_piece(const forward* f, const elm_step* step, int32_t thread, s
     }
   }
   const size_t rest = total - split;
-  size_t count = rest / (4 * (size_t)f->num_threads);
-  count = count < multiple ? multiple : (count + multiple - 1) / multiple * multiple;
+  size_t count = multiple;
+  if (f->is_small) { /* a unit takes too little time to be worth the trouble of taking it */
+    const size_t share = rest / (4 * (size_t)f->num_threads);
+    count = share < multiple ? multiple : (share + multiple - 1) / multiple * multiple;
+  }
   const size_t taken = atomic_fetch_add_explicit(&f->session->claims[step - f->model->steps], count,
                                                  memory_order_relaxed);
   if (taken >= rest) {
