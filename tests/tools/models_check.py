@@ -271,7 +271,7 @@ def dequantized_oracle(gguf: Path, reference: ReferenceModel) -> Any:
         if tensor.rewrite is Rewrite.ADD_ONE:
             values = values - np.float32(1)
         with torch.no_grad():
-            left.pop(tensor.source_name).copy_(torch.from_numpy(np.ascontiguousarray(values)))
+            left.pop(tensor.source_name).copy_(torch.tensor(values))
     if left:
         sys.exit(f"{gguf.name}: transformers has parameters that the file lacks: {sorted(left)}")
     return model
