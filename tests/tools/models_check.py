@@ -85,6 +85,8 @@ def prose_lines(data: Path) -> list[str]:
     languages = data / "calibration/exllamav3_multilingual.utf8"
     sources = [(data / name).read_text("utf-8").splitlines() for name in files]
     sources.append(languages.read_text("utf-8").splitlines())
+    # <unk> is a control token of some models; transformers obeys it in plain text, we do not.
+    sources = [[line.replace("<unk>", "word") for line in lines] for lines in sources]
     return _interleave([[line for line in lines if line.strip()] for lines in sources])
 
 
