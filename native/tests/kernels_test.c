@@ -349,11 +349,28 @@ static guarded random_floats(size_t n, size_t kind) {
 }
 enum { NUM_KINDS = 5 };
 
+/* The definition in ARCHITECTURE.md, word for word. */
+static void define_rmsnorm(const elm_rmsnorm_args* args) {
+  float lanes[16] = {0};
+  for (size_t i = 0; i < args->n; ++i) {
+    lanes[i % 16] = fmaf(args->x[i], args->x[i], lanes[i % 16]);
+  }
+  for (size_t width = 8; width >= 1; width /= 2) {
+    for (size_t i = 0; i < width; ++i) {
+      lanes[i] += lanes[i + width];
+    }
+  }
+  const float scale = 1.0f / sqrtf(lanes[0] / (float)args->n + args->eps);
+  for (size_t i = 0; i < args->n; ++i) {
+    args->y[i] = (args->x[i] * scale) * args->weight[i];
+  }
+}
+
 static void check_rmsnorm(elm_rmsnorm_f32_fn function, size_t n, size_t kind) {
   const guarded x = random_floats(n, kind), weight = random_floats(n, 0);
   const guarded y = guarded_new(n * sizeof(float)), expected = guarded_new(n * sizeof(float));
   elm_rmsnorm_args args = {guarded_data(x), guarded_data(weight), guarded_data(expected), n, 1e-6f};
-  elm_rmsnorm_f32__ref(&args);
+  define_rmsnorm(&args);
   args.y = guarded_data(y);
   function(&args);
   check_floats(guarded_data(y), guarded_data(expected), n, "norm", n);
@@ -473,13 +490,23 @@ static void check_glu(elm_glu_f32_fn function, size_t num_pairs, size_t kind, bo
   guarded_free(expected, "expected");
 }
 
+/* The definition in ARCHITECTURE.md, and the scale after it. */
+static void define_rope(const elm_rope_args* args) {
+  const size_t half = args->n / 2;
+  for (size_t i = 0; i < half; ++i) {
+    const float x0 = args->x[i], x1 = args->x[half + i];
+    args->x[i] = fmaf(x0, args->cos[i], -(x1 * args->sin[i])) * args->scale;
+    args->x[half + i] = fmaf(x1, args->cos[i], x0 * args->sin[i]) * args->scale;
+  }
+}
+
 static void check_rope(elm_rope_f32_fn function, size_t n, size_t kind) {
   const guarded x = random_floats(n, kind), cosine = random_floats(n / 2, 0);
   const guarded sine = random_floats(n / 2, 0), expected = guarded_new(n * sizeof(float));
   memcpy(guarded_data(expected), guarded_data(x), n * sizeof(float));
   elm_rope_args args = {guarded_data(expected), guarded_data(cosine), guarded_data(sine), n,
                         0.125f};
-  elm_rope_f32__ref(&args);
+  define_rope(&args);
   args.x = guarded_data(x);
   function(&args);
   check_floats(guarded_data(x), guarded_data(expected), n, "rotation", n);
@@ -551,6 +578,26 @@ static bool is_same_half(bool is_q8, size_t slot, guarded codes_a, guarded scale
          memcmp(guarded_data(codes_a), guarded_data(codes_b), codes_a.size) == 0;
 }
 
+/* Key and value of a slot lie where they should, saturated. */
+static void check_stored_halves(const cache* c, size_t slot, const float* k, const float* v) {
+  const uint16_t* keys = guarded_data(c->k);
+  const uint16_t* values = guarded_data(c->v);
+  for (size_t i = 0; i < c->n; ++i) {
+    const float got[2] = {v_half_to_float(keys[i * ELM_KV_BLOCK + slot]),
+                          v_half_to_float(values[slot * c->n + i])};
+    const float wanted[2] = {k[i], v[i]};
+    for (size_t j = 0; j < 2; ++j) {
+      const float x = fmaxf(-65504.0f, fminf(65504.0f, wanted[j]));
+      const float half_step = fmaxf(fabsf(x) * 0x1p-11f, 0x1p-25f);
+      if (isnan(wanted[j]) ? !isnan(got[j]) : !(fabsf(got[j] - x) <= half_step)) {
+        fail("n = %zu, slot %zu: %a was stored as %a", c->n, slot, (double)wanted[j],
+             (double)got[j]);
+        return;
+      }
+    }
+  }
+}
+
 static void check_kv_store(elm_kv_store_f16_fn function, bool is_q8, size_t n, size_t kind,
                            size_t slot) {
   const guarded k = random_floats(n, kind), v = random_floats(n, kind);
@@ -560,6 +607,9 @@ static void check_kv_store(elm_kv_store_f16_fn function, bool is_q8, size_t n, s
   if (!is_same_half(is_q8, slot, got.k, got.k_scale, expected.k, expected.k_scale) ||
       !is_same_half(is_q8, slot, got.v, got.v_scale, expected.v, expected.v_scale)) {
     fail("n = %zu, slot %zu, kind %zu: other numbers than ref", n, slot, kind);
+  }
+  if (!is_q8) {
+    check_stored_halves(&got, slot, guarded_data(k), guarded_data(v));
   }
   guarded_free(k, "k");
   guarded_free(v, "v");
@@ -585,6 +635,53 @@ static const size_t ranges[][2] = {{0, 1},   {0, 32},  {0, 33},   {7, 70},    {3
                                    {0, 160}, {63, 64}, {64, 128}, {100, 159}, {5, 9},   {33, 97},
                                    {0, 131}, {0, 132}, {0, 133},  {0, 134}};
 enum { NUM_RANGES = sizeof ranges / sizeof ranges[0] };
+
+static float define_exp(float x) {
+  float lanes[16];
+  v_store(lanes, v_exp(v_set(x)));
+  return lanes[0];
+}
+
+/* The definition of attention over float16 in ARCHITECTURE.md, for query a. */
+static void define_attention(const attention_problem* p, size_t a, float* out) {
+  const size_t begin = p->args.begin[a], end = p->args.end[a];
+  float out_max = 0.0f, out_sum = 0.0f;
+  for (size_t base = begin / ELM_KV_BLOCK * ELM_KV_BLOCK; base < end; base += ELM_KV_BLOCK) {
+    const size_t from = begin > base ? begin : base;
+    const size_t to = end < base + ELM_KV_BLOCK ? end : base + ELM_KV_BLOCK;
+    float s[NUM_TOKENS], o[MAX_N] = {0}, lanes[16] = {0}, max = -INFINITY;
+    for (size_t j = from; j < to; ++j) {
+      s[j] = 0.0f;
+      for (size_t i = 0; i < p->n; ++i) {
+        s[j] = fmaf(p->args.q[a][i], p->k[j][i], s[j]);
+      }
+      max = fmaxf(max, s[j]);
+    }
+    for (size_t j = from; j < to; ++j) {
+      const float probability = define_exp(s[j] - max);
+      lanes[(j - base) % 16] += probability;
+      for (size_t i = 0; i < p->n; ++i) {
+        o[i] = fmaf(probability, p->v[j][i], o[i]);
+      }
+    }
+    for (size_t width = 8; width >= 1; width /= 2) {
+      for (size_t i = 0; i < width; ++i) {
+        lanes[i] += lanes[i + width];
+      }
+    }
+    const bool is_first = from == begin;
+    const float top = is_first ? max : fmaxf(out_max, max);
+    const float old_factor = define_exp(out_max - top), new_factor = define_exp(max - top);
+    out_sum = is_first ? lanes[0] : fmaf(out_sum, old_factor, lanes[0] * new_factor);
+    for (size_t i = 0; i < p->n; ++i) {
+      out[i] = is_first ? o[i] : fmaf(out[i], old_factor, o[i] * new_factor);
+    }
+    out_max = top;
+  }
+  for (size_t i = 0; i < p->n; ++i) {
+    out[i] *= 1.0f / out_sum;
+  }
+}
 
 /* Tokens outside of every query's range are not stored: they must not be seen. */
 static attention_problem* attention_new(bool is_q8, size_t n, size_t first_range,
@@ -620,7 +717,12 @@ static attention_problem* attention_new(bool is_q8, size_t n, size_t first_range
     }
     cache_store(p->cache, ref_store(is_q8), j, p->k[j], p->v[j]);
   }
-  (is_q8 ? elm_attention_q8__ref : elm_attention_f16__ref)(&p->args);
+  if (is_q8) {
+    elm_attention_q8__ref(&p->args);
+  }
+  for (size_t a = 0; !is_q8 && a < num_queries; ++a) {
+    define_attention(p, a, p->expected[a]);
+  }
   return p;
 }
 
