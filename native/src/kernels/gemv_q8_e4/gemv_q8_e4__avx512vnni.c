@@ -38,7 +38,8 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
         const __m512i line = _mm512_load_si512(tile + (4 * g + l) * ELM_LINE);
         const __m512i low = _mm512_and_si512(line, nibble);
         const __m512i high = _mm512_and_si512(_mm512_srli_epi16(line, 4), nibble);
-        _mm_prefetch((const char*)(tile + (4 * g + l) * ELM_LINE + ELM_PREFETCH_BYTES), _MM_HINT_T0);
+        _mm_prefetch((const char*)(tile + (4 * g + l) * ELM_LINE + ELM_PREFETCH_BYTES),
+                     _MM_HINT_T0);
         for (size_t m = 0; m < count; ++m) {
           const int8_t* a = q + m * x->stride + g * ELM_GROUP + 8 * l;
           dot[m] = _mm512_dpbusd_epi32(dot[m], low, broadcast4(a));
