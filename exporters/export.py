@@ -21,6 +21,7 @@ from edgellm.errors import FormatError, ModelNotFoundError, UnsupportedModelErro
 from edgellm.exporters.gguf import MAGIC as GGUF_MAGIC
 from edgellm.exporters.gguf_model import load_gguf
 from edgellm.exporters.hf import load_hf
+from edgellm.exporters.kv_gate import choose_kv, measure_int8
 from edgellm.exporters.plan import (
     Chunk,
     FileTensor,
@@ -262,9 +263,15 @@ def run_plan(
         _add_texts(writer, model)
         writer.allocate()
         digests = _write_weights(writer, plan, threads, progress)
-        writer.add_section(SectionType.META, canonical_json(_meta(plan, digests)))
+        meta = _meta(plan, digests)
+        writer.add_section(SectionType.META, canonical_json(meta))
         writer.add_section(SectionType.TEST_VECTORS, canonical_json(vectors))
-        vectors["greedy"] = greedy_vectors(writer.complete(), plan.tokenizer, chats, threads)
+        whole = writer.complete()
+        meta |= choose_kv(meta["model"], measure_int8(whole, plan.tokenizer, threads))
+        writer.add_section(SectionType.META, canonical_json(meta), replace=True)
+        vectors["greedy"] = greedy_vectors(
+            whole, plan.tokenizer, chats, threads, kv=meta["model"]["kv_format"]
+        )
         writer.add_section(SectionType.TEST_VECTORS, canonical_json(vectors), replace=True)
         model_id = writer.finish()
     return ExportReport(
@@ -372,6 +379,7 @@ def _meta(plan: ExportPlan, digests: list[str]) -> dict[str, Any]:
                 if tensor.parts
             },
         },
+        "kv": {},
         "source": {
             "kind": source.kind,
             "files": [

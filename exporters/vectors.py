@@ -205,7 +205,12 @@ def chat_vectors(
 
 
 def greedy_vectors(
-    path: Path, tokenizer: Tokenizer, chats: Sequence[Mapping[str, Any]], threads: int
+    path: Path,
+    tokenizer: Tokenizer,
+    chats: Sequence[Mapping[str, Any]],
+    threads: int,
+    *,
+    kv: str,
 ) -> list[dict[str, Any]]:
     """Continues four prompts greedily on the native engine.
 
@@ -216,6 +221,7 @@ def greedy_vectors(
         tokenizer: The model's tokenizer.
         chats: From `chat_vectors`; up to two of them are continued.
         threads: Threads to use.
+        kv: KV cache to use, the one the file will name.
 
     Returns:
         Prompts of at least one id that fit the context, with `NUM_GREEDY_IDS` ids each.
@@ -227,7 +233,7 @@ def greedy_vectors(
     prompts += [tokenizer.encode(text) for text in _PROMPTS[: len(_PROMPTS) - len(prompts)]]
     vectors = []
     greedy = Sampling().to_struct()
-    with NativeModel(path, threads=threads) as model:
+    with NativeModel(path, threads=threads, kv=kv) as model:
         for ids in prompts:
             length = len(ids) + NUM_GREEDY_IDS
             if not ids or length > model.info.max_context:

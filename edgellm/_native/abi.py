@@ -92,7 +92,7 @@ class SessionOptions(ctypes.Structure):
         ("struct_size", c_uint32),
         ("context_length", c_int32),
         ("chunk_length", c_int32),
-        ("reserved", c_int32),
+        ("kv_format", c_int32),
     ]
 
 
@@ -104,6 +104,8 @@ class SessionInfo(ctypes.Structure):
         ("context_length", c_int32),
         ("num_tokens", c_int32),
         ("chunk_length", c_int32),
+        ("kv_format", c_int32),
+        ("reserved", c_int32),
         ("kv_bytes", c_uint64),
         ("scratch_bytes", c_uint64),
         ("num_passes", c_uint64),

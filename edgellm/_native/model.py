@@ -21,7 +21,7 @@ import numpy.typing as npt
 from edgellm._native import abi
 from edgellm._native.library import load
 from edgellm._native.marshal import check, fields, ids_array, int32
-from edgellm._native.records import ModelInfo, SessionInfo
+from edgellm._native.records import KV_FORMATS, ModelInfo, SessionInfo
 from edgellm.types import Float32Array
 
 __all__ = ["NativeModel", "NativeSession"]
@@ -38,6 +38,7 @@ class NativeModel:
         threads: in the model's pool; 0: one per CPU this process may use.
         isa: force an instruction set, such as "ref" or "avx2"; None: the fastest supported.
         verify: check the CRC of the weights too.
+        kv: numbers of the KV cache of its sessions, "f16" or "int8"; None: what the file says.
 
     Raises:
         OSError, FormatError, UnsupportedDeviceError, OutOfMemoryError: as the C library says.
@@ -50,7 +51,11 @@ class NativeModel:
         threads: int = 0,
         isa: str | None = None,
         verify: bool = False,
+        kv: str | None = None,
     ) -> None:
+        if kv is not None and kv not in KV_FORMATS:
+            raise ValueError(f"kv is {kv!r}; give one of {', '.join(KV_FORMATS)}")
+        self._kv_format = 0 if kv is None else KV_FORMATS[kv]
         self._lib = load()
         self._handle = ctypes.c_void_p()
         self._sessions: weakref.WeakSet[NativeSession] = weakref.WeakSet()
@@ -139,6 +144,7 @@ class NativeModel:
         self._lib.elm_session_options_default(byref(options))
         options.context_length = int32(context, "context")
         options.chunk_length = int32(chunk, "chunk")
+        options.kv_format = self._kv_format
         return options
 
     def _get_info(self) -> ModelInfo:
@@ -188,7 +194,9 @@ class NativeSession:
         with self._lock:
             status = self._lib.elm_session_get_info(self._open(), byref(raw), self._refs[1])
             check(status, self._error)
-        return SessionInfo(**fields(raw, "struct_size"))
+        values = fields(raw, "struct_size", "reserved")
+        (kv_format,) = (name for name, value in KV_FORMATS.items() if value == raw.kv_format)
+        return SessionInfo(**values | {"kv_format": kv_format})
 
     def prefill(
         self, ids: Sequence[int] | npt.NDArray[np.int32], num_logits: int = 0

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from edgellm._native import abi
 
-__all__ = ["KernelInfo", "ModelInfo", "Sampling", "SessionInfo"]
+__all__ = ["KV_FORMATS", "KernelInfo", "ModelInfo", "Sampling", "SessionInfo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,22 @@ class ModelInfo:
     isa: str
 
 
+# `elm_kv_format` by name.
+KV_FORMATS = {"f16": 1, "int8": 2}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionInfo:
-    """`elm_session_info`: lengths in tokens, sizes in bytes, passes and barriers since creation."""
+    """`elm_session_info`: lengths in tokens, sizes in bytes, passes and barriers since creation.
+
+    Attributes:
+        kv_format: "f16" or "int8".
+    """
 
     context_length: int
     num_tokens: int
     chunk_length: int
+    kv_format: str
     kv_bytes: int
     scratch_bytes: int
     num_passes: int

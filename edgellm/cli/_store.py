@@ -10,11 +10,16 @@ import click
 from edgellm.cli import _sources
 from edgellm.errors import ModelNotFoundError
 
-__all__ = ["model_argument", "names", "resolve", "store_folder", "stored_path"]
+__all__ = ["kv_option", "model_argument", "names", "resolve", "store_folder", "stored_path"]
 
 SUFFIX = ".edge"
 
 model_argument = click.argument("model", metavar="MODEL")
+kv_option = click.option(
+    "--kv",
+    type=click.Choice(["f16", "int8"]),
+    help="Numbers of the KV cache; the default is what the file says (edgellm show).",
+)
 
 
 def store_folder() -> Path:

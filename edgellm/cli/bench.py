@@ -32,6 +32,7 @@ _SEED = 42
 @click.option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True)
 @click.option("-t", "--threads", type=click.IntRange(1), help="Default: CPUs of this process.")
 @click.option("--isa", help="Force an instruction set; see: edgellm kernels.")
+@_store.kv_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str,
@@ -41,6 +42,7 @@ def command(
     repetitions: int,
     threads: int | None,
     isa: str | None,
+    kv: str | None,
     as_json: bool,
 ) -> None:
     """Measure speed, with the columns and test names of llama-bench.
@@ -53,7 +55,7 @@ def command(
 
     path = _store.resolve(model)
     name, parameters = _describe(path)
-    with NativeModel(path, threads=threads or 0, isa=isa) as native:
+    with NativeModel(path, threads=threads or 0, isa=isa, kv=kv) as native:
         result = {
             "model": name,
             "path": str(path),
@@ -81,6 +83,7 @@ def _measure(
             f"the tests need {length} tokens of context, the model has {info.max_context}"
         )
     session = native.create_session(length)
+    kv_format = session.info().kv_format
     prefill, first, decode = _Runs(session, info.num_tokens, prompt, gen, depth).repeat(repetitions)
     peak = peak_memory_bytes()  # before the probe, which takes memory of its own
     session.close()
@@ -93,6 +96,7 @@ def _measure(
         "n_gen": gen,
         "n_depth": depth,
         "repetitions": repetitions,
+        "kv_format": kv_format,
         "prefill_tok_s": statistics.median(prefill_tok_s),
         "prefill_sd": _sd(prefill_tok_s),
         "decode_tok_s": statistics.median(decode_tok_s),

@@ -47,6 +47,7 @@ _SAMPLING = (
 @click.option("--raw", is_flag=True, help="Continue the text itself, without a chat template.")
 @click.option("-t", "--threads", type=click.IntRange(1), help="Default: CPUs of this process.")
 @click.option("--isa", help="Force an instruction set; see: edgellm kernels.")
+@_store.kv_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
 def command(
     model: str,
@@ -58,6 +59,7 @@ def command(
     raw: bool,
     threads: int | None,
     isa: str | None,
+    kv: str | None,
     as_json: bool,
     **sampling: Any,
 ) -> None:
@@ -81,7 +83,7 @@ def command(
 
     from edgellm.engine import LLM
 
-    with LLM(path, context=context, threads=threads, isa=isa) as llm:
+    with LLM(path, context=context, threads=threads, isa=isa, kv=kv) as llm:
         if llm.info.isa == "ref" and isa is None:
             click.echo(
                 "edgellm: this CPU has none of the fast instruction sets, answers are slow; see:"

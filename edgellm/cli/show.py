@@ -74,6 +74,7 @@ def _card(file: EdgeFile, native: NativeModel) -> dict[str, Any]:
         "tokenizer": file.meta["tokenizer"],
         "chat_templates": list(file.chat_templates),
         "quantization": file.meta["quantization"],
+        "kv": file.meta["kv"],
         "source": file.meta["source"],
         "exporter": file.meta["exporter"],
         "memory": needs,
@@ -123,6 +124,7 @@ def _text(card: dict[str, Any]) -> str:
         ("vocabulary", f"{model['num_tokens']:,} tokens in {model['vocab_size']:,} rows"),
         ("context", f"{model['max_context']:,} tokens"),
         ("quantisation", f"{recipe['recipe']}, head {recipe['head']}"),
+        ("KV cache", _kv_reason(model["kv_format"], card["kv"])),
         ("per token", f"{format_bytes(card['weight_bytes_per_token'])} of weights are read"),
         ("end of text", ", ".join(map(str, tokenizer["eos_ids"])) or "none"),
         ("chat template", ", ".join(card["chat_templates"]) or "none: it completes text (--raw)"),
@@ -149,6 +151,16 @@ def _text(card: dict[str, Any]) -> str:
     ]
     lines += ["", table(("context", "KV cache", "memory in all", "fits now"), cells, (0, 1, 2))]
     return "\n".join(lines)
+
+
+def _kv_reason(kv_format: str, measured: dict[str, Any]) -> str:
+    """Which cache sessions get, and what was measured at export."""
+    if not measured:
+        return kv_format
+    return (
+        f"{kv_format}; int8 instead of float16 was measured to cost {measured['int8_kl']:.5f} nats"
+        f" a token over {measured['tokens']:,} tokens"
+    )
 
 
 def _tensor_table(file: EdgeFile) -> str:

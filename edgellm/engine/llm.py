@@ -24,6 +24,7 @@ class LLM(Session):
         context: tokens the KV cache holds; None: the model's longest, at most 8,192.
         threads: None: one per CPU this process may use.
         isa: force an instruction set, such as "ref" or "avx2"; None: the fastest supported.
+        kv: numbers of the KV cache, "f16" or "int8"; None: what the file says.
         device: a backend of `edgellm.devices`.
 
     Raises:
@@ -40,9 +41,10 @@ class LLM(Session):
         context: int | None = None,
         threads: int | None = None,
         isa: str | None = None,
+        kv: str | None = None,
         device: str = "cpu",
     ) -> None:
-        model = Model(path, threads=threads, isa=isa, device=device)
+        model = Model(path, threads=threads, isa=isa, kv=kv, device=device)
         try:
             super().__init__(model, context)
         except BaseException:

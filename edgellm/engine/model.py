@@ -29,7 +29,13 @@ class Model:
     """What all sessions of one model share; safe to use from several threads."""
 
     def __init__(
-        self, path: str | os.PathLike[str], *, threads: int | None, isa: str | None, device: str
+        self,
+        path: str | os.PathLike[str],
+        *,
+        threads: int | None,
+        isa: str | None,
+        kv: str | None,
+        device: str,
     ) -> None:
         self.path = Path(path)
         self.device = devices.probe(device)
@@ -37,7 +43,7 @@ class Model:
             raise UnsupportedDeviceError(f"device {device!r} cannot be used: {self.device.reason}")
         self.file = EdgeFile.open(self.path)
         try:
-            self.native = NativeModel(self.path, threads=threads or 0, isa=isa)
+            self.native = NativeModel(self.path, threads=threads or 0, isa=isa, kv=kv)
         except BaseException:
             self.file.close()
             raise

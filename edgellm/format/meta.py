@@ -172,6 +172,7 @@ def check_meta(meta: Any, where: str = "META") -> None:
     check.member(quantization, "recipe", str, "quantization.")
     check.member(quantization, "head", str, "quantization.")
     check.member(quantization, "tensors", dict, "quantization.")
+    check.member(meta, "kv", dict, "")
     source = check.member(meta, "source", dict, "")
     check.member(source, "kind", str, "source.")
     for path, item in check.objects(source, "files", "source."):

@@ -41,7 +41,8 @@ int main(int argc, char** argv) {
   static int32_t ids[65536];
   elm_error error = {0};
   if (argc < 3) {
-    (void)fprintf(stderr, "usage: logits_digest MODEL ID,ID,... [isa [threads [chunk [steps [kv]]]]]\n");
+    (void)fprintf(stderr,
+                  "usage: logits_digest MODEL ID,ID,... [isa [threads [chunk [steps [kv]]]]]\n");
     return 2;
   }
   const size_t num_ids = parse_ids(argv[2], ids, sizeof ids / sizeof ids[0]);

@@ -55,6 +55,7 @@ META: dict[str, Any] = {
         "special_tokens": {"bos_token": "<s>"},
     },
     "quantization": {"recipe": "test", "head": "e4", "tensors": {"embed": "e4"}},
+    "kv": {},
     "source": {"kind": "gguf", "files": [{"name": "x.gguf", "sha256": "0" * 64}]},
     "exporter": "edgellm 0.1.0",
 }

@@ -38,9 +38,9 @@ typedef enum elm_status {
   ELM_STATUS_FORMAT = 3,           /* the file is not a valid .edge file */
   ELM_STATUS_UNSUPPORTED = 4,      /* valid, but this build or this CPU cannot do it */
   ELM_STATUS_OUT_OF_MEMORY = 5,
-  ELM_STATUS_CONTEXT_FULL = 6,     /* prompt or generation does not fit the session's context */
-  ELM_STATUS_NONFINITE = 7,        /* a logit is NaN or infinite */
-  ELM_STATUS_BUSY = 8              /* the session is in use by another thread */
+  ELM_STATUS_CONTEXT_FULL = 6, /* prompt or generation does not fit the session's context */
+  ELM_STATUS_NONFINITE = 7,    /* a logit is NaN or infinite */
+  ELM_STATUS_BUSY = 8          /* the session is in use by another thread */
 } elm_status;
 
 typedef struct elm_error {
@@ -69,7 +69,7 @@ typedef void (*elm_log_fn)(void* context, int32_t level, const char* message);
 
 /* ---- model: an open .edge file ---------------------------------------------------------------
  * Immutable after opening and shareable between threads and sessions. Weights are mapped read-only
- * and computed on where they lie. Sessions must be destroyed before their model is closed. */
+ * and computed on where they lie. After it is closed its sessions may only be destroyed. */
 
 typedef struct elm_model elm_model;
 
@@ -92,8 +92,9 @@ typedef struct elm_model_info {
   int32_t num_kv_heads;
   int32_t head_dim;
   int32_t ffn_size;
-  int32_t vocab_size;  /* rows of the head: length of a logits vector */
-  int32_t num_tokens;  /* ids the tokenizer knows; rows from here on are padding, their logits -inf */
+  int32_t vocab_size; /* rows of the head: length of a logits vector */
+  int32_t
+      num_tokens; /* ids the tokenizer knows; rows from here on are padding, their logits -inf */
   int32_t max_context; /* the longest context the model was made for, tokens */
   int32_t num_threads; /* in the model's pool */
   int32_t reserved;
@@ -138,14 +139,14 @@ typedef struct elm_session_options {
 typedef struct elm_session_info {
   uint32_t struct_size;
   int32_t context_length;
-  int32_t num_tokens;       /* in the sequence now */
+  int32_t num_tokens; /* in the sequence now */
   int32_t chunk_length;
   int32_t kv_format; /* elm_kv_format: F16 or INT8 */
   int32_t reserved;
-  uint64_t kv_bytes;        /* KV cache */
-  uint64_t scratch_bytes;   /* everything else */
-  uint64_t num_passes;      /* forward passes since creation */
-  uint64_t num_barriers;    /* thread barriers since creation */
+  uint64_t kv_bytes;      /* KV cache */
+  uint64_t scratch_bytes; /* everything else */
+  uint64_t num_passes;    /* forward passes since creation */
+  uint64_t num_barriers;  /* thread barriers since creation */
 } elm_session_info;
 
 typedef struct elm_sampling {
@@ -158,7 +159,7 @@ typedef struct elm_sampling {
   float presence_penalty;   /* 0: off. Over generated tokens */
   float frequency_penalty;  /* 0: off. Over generated tokens */
   uint64_t seed;
-  const int32_t* bias_ids;  /* added to logits before anything else */
+  const int32_t* bias_ids; /* added to logits before anything else */
   const float* bias_values;
   uint32_t num_bias;
   uint32_t reserved;
@@ -170,8 +171,7 @@ ELM_API elm_status elm_session_create(elm_model* model, const elm_session_option
 ELM_API void elm_session_destroy(elm_session* session);
 /* Memory a session with these options would take, without creating it. */
 ELM_API elm_status elm_session_bytes(const elm_model* model, const elm_session_options* options,
-                                     uint64_t* kv_bytes, uint64_t* scratch_bytes,
-                                     elm_error* error);
+                                     uint64_t* kv_bytes, uint64_t* scratch_bytes, elm_error* error);
 ELM_API elm_status elm_session_get_info(const elm_session* session, elm_session_info* info,
                                         elm_error* error);
 

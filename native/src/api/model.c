@@ -70,7 +70,6 @@ elm_status elm_model_open(const char* path, const elm_model_options* options, el
   }
   memset(model, 0, sizeof *model);
   model->allocator = allocator;
-  atomic_init(&model->num_sessions, 0);
   elm_kernels_choose(isas, &model->kernels);
   status = elm_file_open(path, options->verify != 0, &allocator, &model->file, error);
   if (status == ELM_STATUS_OK) {

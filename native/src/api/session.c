@@ -36,7 +36,8 @@ static void place(const elm_model* model, elm_session* s, elm_arena* arena) {
   s->threads = elm_arena_take(arena, num_threads, sizeof(elm_private));
   s->claims = elm_arena_take(arena, model->num_steps, sizeof(atomic_size_t));
   s->ids = elm_arena_take(arena, s->context_length, sizeof(int32_t));
-  s->sampler_scratch = elm_arena_take(arena, 1, elm_sampler_scratch_bytes((size_t)arch->vocab_size));
+  s->sampler_scratch =
+      elm_arena_take(arena, 1, elm_sampler_scratch_bytes((size_t)arch->vocab_size));
   s->x = elm_arena_take(arena, chunk * sizes->hidden, sizeof(float));
   s->y = elm_arena_take(arena, chunk * sizes->hidden, sizeof(float));
   s->qkv = elm_arena_take(arena, chunk * sizes->qkv, sizeof(float));
@@ -85,8 +86,8 @@ static elm_status describe(const elm_model* model, const elm_session_options* op
   }
   if (options->chunk_length < 0 || options->chunk_length > MAX_CHUNK) {
     return elm_fail(error, ELM_STATUS_INVALID_ARGUMENT,
-                    "chunk_length is %d; give 1 to %d, or 0 for the default",
-                    options->chunk_length, (int)MAX_CHUNK);
+                    "chunk_length is %d; give 1 to %d, or 0 for the default", options->chunk_length,
+                    (int)MAX_CHUNK);
   }
   if (options->kv_format < ELM_KV_DEFAULT || options->kv_format > ELM_KV_INT8) {
     return elm_fail(error, ELM_STATUS_INVALID_ARGUMENT,
@@ -168,7 +169,6 @@ elm_status elm_session_create(elm_model* model, const elm_session_options* optio
   session->memory = memory;
   session->memory_bytes = bytes;
   atomic_flag_clear(&session->busy);
-  atomic_fetch_add(&model->num_sessions, 1);
   *out = session;
   return ELM_STATUS_OK;
 }
@@ -178,7 +178,6 @@ void elm_session_destroy(elm_session* session) {
     return;
   }
   const elm_allocator allocator = session->allocator;
-  atomic_fetch_sub(&session->model->num_sessions, 1);
   allocator.release(allocator.context, session->memory, (size_t)session->memory_bytes);
 }
 
@@ -231,8 +230,7 @@ static elm_status compute(elm_session* s, float* logits, size_t num_logits, bool
     const size_t wanted = num_logits > after ? num_logits - after : 0;
     const size_t rows = wanted < count ? wanted : count;
     float* to = rows == 0 ? NULL : logits + (num_logits - after - rows) * vocab;
-    const elm_status status =
-        elm_forward(s, count, to, rows, wants_newest && after == 0, error);
+    const elm_status status = elm_forward(s, count, to, rows, wants_newest && after == 0, error);
     if (status != ELM_STATUS_OK) {
       return status;
     }
@@ -358,8 +356,7 @@ elm_status elm_session_truncate(elm_session* session, size_t num_tokens, elm_err
   }
   const size_t dropped = session->num_tokens - num_tokens;
   session->num_tokens = num_tokens;
-  session->num_generated =
-      dropped < session->num_generated ? session->num_generated - dropped : 0;
+  session->num_generated = dropped < session->num_generated ? session->num_generated - dropped : 0;
   if (session->num_computed > num_tokens) {
     session->num_computed = num_tokens;
   }

@@ -120,18 +120,18 @@ typedef struct elm_attention_args {
 enum { ELM_MAX_HEAD_DIM = 512 };
 
 /* op, args type. The order is that of enum elm_op. */
-#define ELM_OPS(OP)                        \
-  OP(gemv_q8_e4, elm_matmul_args)          \
-  OP(gemv_q8_e8, elm_matmul_args)          \
-  OP(gemm_q8_e4, elm_matmul_args)          \
-  OP(gemm_q8_e8, elm_matmul_args)          \
-  OP(rmsnorm_f32, elm_rmsnorm_args)        \
-  OP(quant_q8, elm_quant_args)             \
-  OP(glu_f32, elm_glu_args)                \
-  OP(rope_f32, elm_rope_args)              \
-  OP(kv_store_f16, elm_kv_store_args)      \
-  OP(attention_f16, elm_attention_args)    \
-  OP(kv_store_q8, elm_kv_store_args)       \
+#define ELM_OPS(OP)                     \
+  OP(gemv_q8_e4, elm_matmul_args)       \
+  OP(gemv_q8_e8, elm_matmul_args)       \
+  OP(gemm_q8_e4, elm_matmul_args)       \
+  OP(gemm_q8_e8, elm_matmul_args)       \
+  OP(rmsnorm_f32, elm_rmsnorm_args)     \
+  OP(quant_q8, elm_quant_args)          \
+  OP(glu_f32, elm_glu_args)             \
+  OP(rope_f32, elm_rope_args)           \
+  OP(kv_store_f16, elm_kv_store_args)   \
+  OP(attention_f16, elm_attention_args) \
+  OP(kv_store_q8, elm_kv_store_args)    \
   OP(attention_q8, elm_attention_args)
 
 typedef enum elm_op {
@@ -181,8 +181,7 @@ size_t elm_kernel_rows(const elm_kernel_row** rows);
 #define ELM_ROW_attention_f16 elm_attention_args
 #define ELM_ROW_kv_store_q8 elm_kv_store_args
 #define ELM_ROW_attention_q8 elm_attention_args
-#define ELM_KERNEL(op, isa_name, isa) \
-  void elm_##op##__##isa_name(const ELM_ROW_##op* arguments);
+#define ELM_KERNEL(op, isa_name, isa) void elm_##op##__##isa_name(const ELM_ROW_##op* arguments);
 #include "kernels/kernels.inc"
 #undef ELM_KERNEL
 

@@ -43,8 +43,8 @@ static inline f16v v_zero_below(f16v x, float bound, f16v a) {
 }
 /* bits(a) + (bits(n) << 23): a * 2^k where the low bits of n hold k */
 static inline f16v v_scale_exponent(f16v a, f16v n) {
-  return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a),
-                                              _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
+  return _mm512_castsi512_ps(
+      _mm512_add_epi32(_mm512_castps_si512(a), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
 }
 /* Rounds to the nearest even integer and stores as int8; |a| <= 127. Returns nothing. */
 static inline void v_store_int8(int8_t* p, f16v a) {
@@ -95,14 +95,24 @@ static inline void v_store(float* p, f16v x) {
   _mm256_storeu_ps(p + 8, x.b);
 }
 static inline f16v v_set(float x) { V_EACH(_mm256_set1_ps(x), _mm256_set1_ps(x)); }
-static inline f16v v_add(f16v x, f16v y) { V_EACH(_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)); }
-static inline f16v v_mul(f16v x, f16v y) { V_EACH(_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)); }
-static inline f16v v_div(f16v x, f16v y) { V_EACH(_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)); }
+static inline f16v v_add(f16v x, f16v y) {
+  V_EACH(_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b));
+}
+static inline f16v v_mul(f16v x, f16v y) {
+  V_EACH(_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b));
+}
+static inline f16v v_div(f16v x, f16v y) {
+  V_EACH(_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b));
+}
 static inline f16v v_fma(f16v x, f16v y, f16v z) {
   V_EACH(_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b));
 }
-static inline f16v v_max(f16v x, f16v y) { V_EACH(_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)); }
-static inline f16v v_min(f16v x, f16v y) { V_EACH(_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)); }
+static inline f16v v_max(f16v x, f16v y) {
+  V_EACH(_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b));
+}
+static inline f16v v_min(f16v x, f16v y) {
+  V_EACH(_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b));
+}
 static inline f16v v_abs(f16v x) {
   const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
   V_EACH(_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask));
@@ -130,8 +140,8 @@ static inline f16v v_zero_below(f16v x, float bound, f16v y) {
          _mm256_and_ps(y.b, _mm256_cmp_ps(x.b, limit, _CMP_NLT_UQ)));
 }
 static inline __m256 v_scale_half(__m256 x, __m256 n) {
-  return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x),
-                                              _mm256_slli_epi32(_mm256_castps_si256(n), 23)));
+  return _mm256_castsi256_ps(
+      _mm256_add_epi32(_mm256_castps_si256(x), _mm256_slli_epi32(_mm256_castps_si256(n), 23)));
 }
 static inline f16v v_scale_exponent(f16v x, f16v n) {
   V_EACH(v_scale_half(x.a, n.a), v_scale_half(x.b, n.b));
@@ -187,13 +197,13 @@ static inline f16v v_from_int(i32v x) { V_EACH(_mm256_cvtepi32_ps(x.a), _mm256_c
 #define ELM_QUERY_TILE 2
 typedef float32x4x4_t f16v;
 
-#define V_EACH(expression)          \
-  do {                              \
-    f16v r_;                        \
-    for (int i = 0; i < 4; ++i) {   \
-      r_.val[i] = (expression);     \
-    }                               \
-    return r_;                      \
+#define V_EACH(expression)        \
+  do {                            \
+    f16v r_;                      \
+    for (int i = 0; i < 4; ++i) { \
+      r_.val[i] = (expression);   \
+    }                             \
+    return r_;                    \
   } while (0)
 
 static inline f16v v_load(const float* p) { V_EACH(vld1q_f32(p + 4 * i)); }
@@ -206,7 +216,9 @@ static inline f16v v_set(float x) { V_EACH(vdupq_n_f32(x)); }
 static inline f16v v_add(f16v x, f16v y) { V_EACH(vaddq_f32(x.val[i], y.val[i])); }
 static inline f16v v_mul(f16v x, f16v y) { V_EACH(vmulq_f32(x.val[i], y.val[i])); }
 static inline f16v v_div(f16v x, f16v y) { V_EACH(vdivq_f32(x.val[i], y.val[i])); }
-static inline f16v v_fma(f16v x, f16v y, f16v z) { V_EACH(vfmaq_f32(z.val[i], x.val[i], y.val[i])); }
+static inline f16v v_fma(f16v x, f16v y, f16v z) {
+  V_EACH(vfmaq_f32(z.val[i], x.val[i], y.val[i]));
+}
 static inline f16v v_max(f16v x, f16v y) { V_EACH(vmaxq_f32(x.val[i], y.val[i])); }
 static inline f16v v_min(f16v x, f16v y) { V_EACH(vminq_f32(x.val[i], y.val[i])); }
 static inline f16v v_abs(f16v x) { V_EACH(vabsq_f32(x.val[i])); }
@@ -223,18 +235,18 @@ static inline void v_store_half(uint16_t* p, f16v x) {
   }
 }
 static inline f16v v_zero_below(f16v x, float bound, f16v y) {
-  V_EACH(vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y.val[i]),
-                                         vcltq_f32(x.val[i], vdupq_n_f32(bound)))));
+  V_EACH(vreinterpretq_f32_u32(
+      vbicq_u32(vreinterpretq_u32_f32(y.val[i]), vcltq_f32(x.val[i], vdupq_n_f32(bound)))));
 }
 static inline f16v v_scale_exponent(f16v x, f16v n) {
   V_EACH(vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(x.val[i]),
                                          vshlq_n_u32(vreinterpretq_u32_f32(n.val[i]), 23))));
 }
 static inline void v_store_int8(int8_t* p, f16v x) {
-  const int16x8_t low = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(x.val[0])),
-                                     vmovn_s32(vcvtnq_s32_f32(x.val[1])));
-  const int16x8_t high = vcombine_s16(vmovn_s32(vcvtnq_s32_f32(x.val[2])),
-                                      vmovn_s32(vcvtnq_s32_f32(x.val[3])));
+  const int16x8_t low =
+      vcombine_s16(vmovn_s32(vcvtnq_s32_f32(x.val[0])), vmovn_s32(vcvtnq_s32_f32(x.val[1])));
+  const int16x8_t high =
+      vcombine_s16(vmovn_s32(vcvtnq_s32_f32(x.val[2])), vmovn_s32(vcvtnq_s32_f32(x.val[3])));
   vst1q_s8(p, vcombine_s8(vmovn_s16(low), vmovn_s16(high)));
 }
 
@@ -283,13 +295,13 @@ typedef struct f16v {
   float v[16];
 } f16v;
 
-#define V_EACH(expression)          \
-  do {                              \
-    f16v r_;                        \
-    for (int i = 0; i < 16; ++i) {  \
-      r_.v[i] = (expression);       \
-    }                               \
-    return r_;                      \
+#define V_EACH(expression)         \
+  do {                             \
+    f16v r_;                       \
+    for (int i = 0; i < 16; ++i) { \
+      r_.v[i] = (expression);      \
+    }                              \
+    return r_;                     \
   } while (0)
 
 static inline uint32_t v_bits(float x) {
@@ -349,7 +361,9 @@ static inline void v_store_half(uint16_t* p, f16v a) {
     p[i] = v_float_to_half(a.v[i]);
   }
 }
-static inline f16v v_zero_below(f16v x, float bound, f16v a) { V_EACH(x.v[i] < bound ? 0.0f : a.v[i]); }
+static inline f16v v_zero_below(f16v x, float bound, f16v a) {
+  V_EACH(x.v[i] < bound ? 0.0f : a.v[i]);
+}
 static inline f16v v_scale_exponent(f16v a, f16v n) {
   V_EACH(v_float(v_bits(a.v[i]) + (v_bits(n.v[i]) << 23)));
 }

@@ -85,12 +85,8 @@ static size_t step_units(const forward* f, const elm_step* step, size_t* panels)
     case ELM_STEP_QKV:
       *panels = (size_t)arch->head_dim / ELM_PANEL_ROWS;
       return (size_t)arch->num_heads + (size_t)arch->num_kv_heads;
-    case ELM_STEP_GATE_UP:
-      *panels = 2;
-      return step->matrix.num_panels / 2;
-    default:
-      *panels = 1;
-      return step->matrix.num_panels;
+    case ELM_STEP_GATE_UP: *panels = 2; return step->matrix.num_panels / 2;
+    default: *panels = 1; return step->matrix.num_panels;
   }
 }
 
@@ -106,8 +102,9 @@ static void prefetch_next(const forward* f, const elm_step* step, int32_t thread
   }
   size_t panels;
   const size_t units = step_units(f, step, &panels);
-  const uint8_t* start = (const uint8_t*)step->matrix.tensor->data +
-                         first_unit(f, units, thread, panels == 1 ? 2 : 1) * panels * step->matrix.panel_bytes;
+  const uint8_t* start =
+      (const uint8_t*)step->matrix.tensor->data +
+      first_unit(f, units, thread, panels == 1 ? 2 : 1) * panels * step->matrix.panel_bytes;
   for (size_t i = 0; i < ELM_PREFETCH_BYTES; i += 64) {
     __builtin_prefetch(start + i, 0, 3);
   }
@@ -144,7 +141,8 @@ static void rmsnorm(const forward* f, const float* x, const float* weight, size_
 }
 
 /* x += y, after the norm on y that some architectures have. */
-static void add_output(const forward* f, const elm_step* step, int32_t thread, size_t row, float* x) {
+static void add_output(const forward* f, const elm_step* step, int32_t thread, size_t row,
+                       float* x) {
   const elm_session* s = f->session;
   const size_t n = (size_t)f->model->arch->hidden_size;
   const float* y = s->y + row * s->sizes.hidden;
@@ -455,35 +453,23 @@ static void run_pass(void* context, int32_t thread) {
     const elm_arch* arch = f->model->arch;
     const elm_q8* q;
     switch (step->kind) {
-      case ELM_STEP_EMBED:
-        embed(f, thread);
-        break;
-      case ELM_STEP_NORM:
-        norm(f, step, thread);
-        break;
-      case ELM_STEP_QKV:
-        qkv(f, step, thread);
-        break;
-      case ELM_STEP_ATTENTION:
-        attention(f, step, thread);
-        break;
+      case ELM_STEP_EMBED: embed(f, thread); break;
+      case ELM_STEP_NORM: norm(f, step, thread); break;
+      case ELM_STEP_QKV: qkv(f, step, thread); break;
+      case ELM_STEP_ATTENTION: attention(f, step, thread); break;
       case ELM_STEP_OUT:
         q = quantise_rows(f, thread, s->attended, s->sizes.attended,
                           (size_t)arch->num_heads * (size_t)arch->head_dim,
                           &s->threads[thread].attended, &s->q_attended);
         multiply_shared(f, step, thread, q, s->y, s->sizes.hidden);
         break;
-      case ELM_STEP_GATE_UP:
-        gate_up(f, step, thread);
-        break;
+      case ELM_STEP_GATE_UP: gate_up(f, step, thread); break;
       case ELM_STEP_DOWN:
         q = quantise_rows(f, thread, s->ffn, s->sizes.ffn, (size_t)arch->ffn_size,
                           &s->threads[thread].ffn, &s->q_ffn);
         multiply_shared(f, step, thread, q, s->y, s->sizes.hidden);
         break;
-      case ELM_STEP_FINAL:
-        final(f, step, thread);
-        break;
+      case ELM_STEP_FINAL: final(f, step, thread); break;
       case ELM_STEP_HEAD:
         if (f->num_logits > 0) {
           all_logits(f, step, thread);

@@ -2,8 +2,6 @@
 #ifndef ELM_RUNTIME_MODEL_H
 #define ELM_RUNTIME_MODEL_H
 
-#include <stdatomic.h>
-
 #include "base/threads.h"
 #include "format/file.h"
 #include "kernels/kernels.h"
@@ -57,7 +55,6 @@ struct elm_model {
   elm_step* steps;
   size_t num_steps;
   uint64_t weight_bytes_per_token;
-  atomic_int num_sessions;
 };
 
 /* Builds model->steps from the file; part of elm_model_open. */

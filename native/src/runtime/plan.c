@@ -108,10 +108,10 @@ elm_status elm_plan_build(elm_model* model, elm_error* error) {
   const uint64_t vocab = (uint64_t)arch->vocab_size;
   lookup l = {model, error, ELM_STATUS_OK};
   model->num_steps = (size_t)arch->num_layers * STEPS_PER_LAYER + OTHER_STEPS;
-  model->steps = model->allocator.allocate(model->allocator.context,
-                                           model->num_steps * sizeof(elm_step), 64);
-  model->inv_freq = model->allocator.allocate(
-      model->allocator.context, (size_t)arch->num_ropes * sizeof(const float*), 64);
+  model->steps =
+      model->allocator.allocate(model->allocator.context, model->num_steps * sizeof(elm_step), 64);
+  model->inv_freq = model->allocator.allocate(model->allocator.context,
+                                              (size_t)arch->num_ropes * sizeof(const float*), 64);
   if (model->steps == NULL || model->inv_freq == NULL) {
     return elm_fail(error, ELM_STATUS_OUT_OF_MEMORY, "no memory for a plan of %zu steps",
                     model->num_steps);
@@ -130,12 +130,12 @@ elm_status elm_plan_build(elm_model* model, elm_error* error) {
       post_norm = vector(find(&l, F32, 1, hidden, "layers.%d.post_ffn_norm", i));
     }
   }
-  *step++ = (elm_step){
-      .kind = ELM_STEP_FINAL, .layer = -1, .has_residual = true, .post_norm = post_norm};
+  *step++ =
+      (elm_step){.kind = ELM_STEP_FINAL, .layer = -1, .has_residual = true, .post_norm = post_norm};
   *step = (elm_step){.kind = ELM_STEP_HEAD, .layer = -1};
   step->norm = vector(find(&l, F32, 1, hidden, "final_norm"));
-  step->matrix = matrix(
-      &l, arch->is_tied ? model->embedding : find(&l, QUANTIZED, vocab, hidden, "head"));
+  step->matrix =
+      matrix(&l, arch->is_tied ? model->embedding : find(&l, QUANTIZED, vocab, hidden, "head"));
   return l.status;
 }
 
@@ -175,12 +175,13 @@ static void print_step(printer* p, const elm_model* model, const elm_step* step)
     case ELM_STEP_EMBED:
       print(p, "embed      ids -> x: %s %s (%llu, %llu)", model->embedding->name,
             model->embedding->format == ELM_FORMAT_E4 ? "E4" : "E8",
-            (unsigned long long)model->embedding->rows,
-            (unsigned long long)model->embedding->cols);
+            (unsigned long long)model->embedding->rows, (unsigned long long)model->embedding->cols);
       break;
     case ELM_STEP_NORM:
       print(p, "norm       x%s -> q8: %s, %s",
-            !step->has_residual ? "" : step->post_norm ? " + norm(y)" : " + y",
+            !step->has_residual ? ""
+            : step->post_norm   ? " + norm(y)"
+                                : " + y",
             names[ELM_OP_rmsnorm_f32], names[ELM_OP_quant_q8]);
       break;
     case ELM_STEP_QKV:

@@ -66,7 +66,7 @@ struct elm_session {
   elm_q8 q_hidden; /* (chunk, hidden) */
   elm_q8 q_attended;
   elm_q8 q_ffn;
-  elm_private* threads; /* (num_threads) */
+  elm_private* threads;  /* (num_threads) */
   atomic_size_t* claims; /* (num_steps) work handed out so far, in units of the step */
   void* sampler_scratch;
 

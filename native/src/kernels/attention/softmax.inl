@@ -86,8 +86,12 @@ typedef struct block_range {
 static inline block_range range_in_block(size_t begin, size_t end, size_t base) {
   const size_t past = base + ELM_KV_BLOCK;
   const block_range range = {
-      begin <= base ? 0 : begin < past ? begin - base : ELM_KV_BLOCK,
-      end >= past ? ELM_KV_BLOCK : end > base ? end - base : 0,
+      begin <= base  ? 0
+      : begin < past ? begin - base
+                     : ELM_KV_BLOCK,
+      end >= past  ? ELM_KV_BLOCK
+      : end > base ? end - base
+                   : 0,
   };
   return range;
 }

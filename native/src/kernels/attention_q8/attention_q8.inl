@@ -69,9 +69,11 @@ static inline __attribute__((always_inline)) void tile_scores(const tile_queries
 }
 
 /* o[a][i] = sum over the tokens in ranges[a] of p * value. */
-static inline __attribute__((always_inline)) void tile_values(
-    float (*p)[ELM_KV_BLOCK], const block_range* ranges, size_t count, const int8_t* v,
-    const float* v_scale, size_t n, float (*o)[ELM_MAX_HEAD_DIM]) {
+static inline __attribute__((always_inline)) void tile_values(float (*p)[ELM_KV_BLOCK],
+                                                              const block_range* ranges,
+                                                              size_t count, const int8_t* v,
+                                                              const float* v_scale, size_t n,
+                                                              float (*o)[ELM_MAX_HEAD_DIM]) {
   _Alignas(64) int8_t q[ELM_QUERY_TILE][ELM_KV_BLOCK];
   float scale[ELM_QUERY_TILE];
   int32_t total[ELM_QUERY_TILE];

@@ -1,9 +1,7 @@
 #include "kernels/kernels.h"
 #include "kernels/simd.h"
 
-static inline f16v saturate(f16v x) {
-  return v_max(v_set(-65504.0f), v_min(v_set(65504.0f), x));
-}
+static inline f16v saturate(f16v x) { return v_max(v_set(-65504.0f), v_min(v_set(65504.0f), x)); }
 
 void ELM_NAME(const elm_kv_store_args* args) {
   uint16_t* key_block = args->k_block;
