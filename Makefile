@@ -167,7 +167,7 @@ test-wheel: $(DEV) build/wheel-venv/.have-run ## the wheel in a fresh environmen
 
 # ---- measuring --------------------------------------------------------------------------------------
 
-models-check: $(DEV) install ## the three real models against their oracles (downloads 850 MB)
+models-check: $(DEV) install test-c test-aarch64 ## the three real models against their oracles (downloads 850 MB)
 	@TQDM_DISABLE=1 $(PY) tests/tools/models_check.py $(ARGS)
 
 fuzz: $(DEV) install ## fuzz the C reader: FUZZ_RUNS executions (10 million), needs clang
