@@ -64,7 +64,6 @@ __all__ = [
 DEFAULT_HEAD: Final[HeadFormat] = "q8"
 RECIPE: Final = "e4 fitted without calibration"
 
-_HASH_BLOCK: Final = 1 << 20
 _HEAD_BYTES: Final = 64
 
 Progress: TypeAlias = Callable[[int, int], None]
@@ -392,11 +391,8 @@ def _meta(plan: ExportPlan, digests: list[str]) -> dict[str, Any]:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_HASH_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _num_cpus() -> int:

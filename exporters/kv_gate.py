@@ -25,8 +25,8 @@ _TEXT: Final = """\
 The harbour was quiet when the ferry came in. Two gulls stood on the rail and watched the ropes
 fly to the pier, where an old man in a yellow coat caught them without looking up. He had done this
 for thirty years, in rain, in fog, in the white light of August, and he knew the boat by the sound
-of its engine. "You are late," he said. The captain shrugged. Behind him the passengers pressed forward with
-their bicycles and their boxes of tomatoes.
+of its engine. "You are late," he said. The captain shrugged. Behind him the passengers pressed
+forward with their bicycles and their boxes of tomatoes.
 
 Water boils at 100 degrees Celsius at sea level, but at 3,000 metres it boils at about 90, because
 the air above it weighs less. That is why beans take longer to cook in the mountains. A pressure

@@ -1,5 +1,5 @@
-/* Prints a digest of the logits of a token sequence: equal digests mean equal bits. Tests run it for
- * every instruction set, thread count and chunk length, natively and under emulators.
+/* Prints a digest of the logits of a token sequence: equal digests mean equal bits. Tests run it
+ * for every instruction set, thread count and chunk length, natively and under emulators.
  *
  *   logits_digest MODEL ID,ID,... [isa [threads [chunk [steps [kv]]]]]
  *

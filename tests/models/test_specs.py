@@ -126,6 +126,7 @@ def test_meta_has_the_models_fields_and_comes_back() -> None:
         "has_qk_norm",
         "has_post_norms",
         "num_ropes",
+        "kv_format",
         "layers",
     ]
     assert ModelDescription.from_meta(meta, model.inv_freqs, model.rope) == model

@@ -3,8 +3,8 @@
  * The only public header of the C library. C99, no dependencies beyond the C standard library.
  *
  * Rules that hold for every function:
- *   - A fallible function returns an elm_status and takes an optional elm_error last; on failure the
- *     error holds one line that says what was wrong, where, and what to do. Out-handles are NULL then.
+ *   - A fallible function returns an elm_status and takes an optional elm_error last; on failure
+ *     it holds one line that says what was wrong, where, and what to do. Out-handles are NULL then.
  *   - Nothing prints, exits, aborts, reads the environment or touches global state.
  *   - Pointers passed in are borrowed until the call returns, unless stated otherwise.
  *   - Closing or destroying NULL does nothing.
@@ -92,9 +92,8 @@ typedef struct elm_model_info {
   int32_t num_kv_heads;
   int32_t head_dim;
   int32_t ffn_size;
-  int32_t vocab_size; /* rows of the head: length of a logits vector */
-  int32_t
-      num_tokens; /* ids the tokenizer knows; rows from here on are padding, their logits -inf */
+  int32_t vocab_size;  /* rows of the head: length of a logits vector */
+  int32_t num_tokens;  /* ids the tokenizer knows; later rows are padding, their logits -inf */
   int32_t max_context; /* the longest context the model was made for, tokens */
   int32_t num_threads; /* in the model's pool */
   int32_t reserved;
@@ -201,7 +200,7 @@ ELM_API elm_status elm_sample(const float* logits, size_t num_logits, const elm_
                               const int32_t* history, size_t num_history, size_t num_generated,
                               uint64_t position, int32_t* id, elm_error* error);
 
-/* ---- this machine ----------------------------------------------------------------------------- */
+/* ---- this machine ---------------------------------------------------------------------------- */
 
 typedef struct elm_kernel_info {
   uint32_t struct_size;
@@ -220,7 +219,7 @@ ELM_API elm_status elm_kernel_get(size_t index, elm_kernel_info* info, elm_error
 ELM_API elm_status elm_probe_read(uint64_t bytes, int32_t num_threads, double* bytes_per_second,
                                   elm_error* error);
 
-/* ---- quantisation ------------------------------------------------------------------------------ */
+/* ---- quantisation ---------------------------------------------------------------------------- */
 
 typedef enum elm_format {
   ELM_FORMAT_F32 = 0,
@@ -230,10 +229,10 @@ typedef enum elm_format {
 
 /* Bytes of a (rows, cols) tensor in `format`, 0 if it is not representable. */
 ELM_API uint64_t elm_tensor_bytes(elm_format format, uint64_t rows, uint64_t cols);
-/* Quantises rows [first_row, first_row + num_rows) of a (rows, cols) tensor into `out`, which is the
- * whole tensor's buffer of elm_tensor_bytes. first_row is a multiple of 16; num_rows too, unless the
- * range ends the tensor. `weights` points at row first_row, (num_rows, cols) float32, row-major.
- * Calls on disjoint ranges may run at the same time; the bytes do not depend on how rows are cut. */
+/* Quantises rows [first_row, first_row + num_rows) of a (rows, cols) tensor into `out`, which is
+ * the whole tensor's buffer of elm_tensor_bytes. first_row is a multiple of 16; num_rows too, if
+ * the range does not end the tensor. `weights` points at row first_row, (num_rows, cols) float32.
+ * Calls on disjoint ranges may run at the same time; how rows are cut does not change the bytes. */
 ELM_API elm_status elm_quantize(elm_format format, const float* weights, uint64_t first_row,
                                 uint64_t num_rows, uint64_t rows, uint64_t cols, void* out,
                                 elm_error* error);

@@ -33,16 +33,12 @@ bool elm_isa_from_name(const char* name, elm_isa* isa) {
 
 uint32_t elm_isa_implied(elm_isa isa) {
   switch (isa) {
-    case ELM_ISA_AVX2:
-      return BIT(ELM_ISA_REF) | BIT(ELM_ISA_AVX2);
-    case ELM_ISA_AVX512VNNI:
-      return BIT(ELM_ISA_REF) | BIT(ELM_ISA_AVX2) | BIT(ELM_ISA_AVX512VNNI);
-    case ELM_ISA_NEON:
-      return BIT(ELM_ISA_REF) | BIT(ELM_ISA_NEON);
+    case ELM_ISA_AVX2: return BIT(ELM_ISA_REF) | BIT(ELM_ISA_AVX2);
+    case ELM_ISA_AVX512VNNI: return BIT(ELM_ISA_REF) | BIT(ELM_ISA_AVX2) | BIT(ELM_ISA_AVX512VNNI);
+    case ELM_ISA_NEON: return BIT(ELM_ISA_REF) | BIT(ELM_ISA_NEON);
     case ELM_ISA_NEON_DOTPROD:
       return BIT(ELM_ISA_REF) | BIT(ELM_ISA_NEON) | BIT(ELM_ISA_NEON_DOTPROD);
-    default:
-      return BIT(ELM_ISA_REF);
+    default: return BIT(ELM_ISA_REF);
   }
 }
 
@@ -131,14 +127,11 @@ const char* elm_isa_missing(elm_isa isa) {
     return "for another architecture";
   }
   switch (isa) {
-    case ELM_ISA_AVX2:
-      return "this CPU or its operating system lacks AVX2, FMA or F16C";
+    case ELM_ISA_AVX2: return "this CPU or its operating system lacks AVX2, FMA or F16C";
     case ELM_ISA_AVX512VNNI:
       return "this CPU or its operating system lacks AVX-512 F, BW, DQ, VL or VNNI";
-    case ELM_ISA_NEON_DOTPROD:
-      return "this CPU lacks the dot product instructions (asimddp)";
-    default:
-      return "not supported by this CPU";
+    case ELM_ISA_NEON_DOTPROD: return "this CPU lacks the dot product instructions (asimddp)";
+    default: return "not supported by this CPU";
   }
 }
 

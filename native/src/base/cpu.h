@@ -5,10 +5,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Instruction sets a kernel row may ask for. Bits of elm_cpu_isas(); ELM_ISA_REF is always there. */
+/* Instruction sets a kernel row may ask for, bits of elm_cpu_isas(); REF is always there. */
 typedef enum elm_isa {
   ELM_ISA_REF = 0,
-  ELM_ISA_AVX2 = 1, /* with FMA and F16C */
+  ELM_ISA_AVX2 = 1,       /* with FMA and F16C */
   ELM_ISA_AVX512VNNI = 2, /* AVX-512 F, BW, DQ, VL, VNNI */
   ELM_ISA_NEON = 3,
   ELM_ISA_NEON_DOTPROD = 4,

@@ -16,24 +16,15 @@ elm_status elm_fail(elm_error* error, elm_status code, const char* format, ...) 
 
 const char* elm_status_name(elm_status status) {
   switch (status) {
-    case ELM_STATUS_OK:
-      return "ok";
-    case ELM_STATUS_INVALID_ARGUMENT:
-      return "invalid argument";
-    case ELM_STATUS_IO:
-      return "input/output";
-    case ELM_STATUS_FORMAT:
-      return "format";
-    case ELM_STATUS_UNSUPPORTED:
-      return "unsupported";
-    case ELM_STATUS_OUT_OF_MEMORY:
-      return "out of memory";
-    case ELM_STATUS_CONTEXT_FULL:
-      return "context full";
-    case ELM_STATUS_NONFINITE:
-      return "non-finite logits";
-    case ELM_STATUS_BUSY:
-      return "busy";
+    case ELM_STATUS_OK: return "ok";
+    case ELM_STATUS_INVALID_ARGUMENT: return "invalid argument";
+    case ELM_STATUS_IO: return "input/output";
+    case ELM_STATUS_FORMAT: return "format";
+    case ELM_STATUS_UNSUPPORTED: return "unsupported";
+    case ELM_STATUS_OUT_OF_MEMORY: return "out of memory";
+    case ELM_STATUS_CONTEXT_FULL: return "context full";
+    case ELM_STATUS_NONFINITE: return "non-finite logits";
+    case ELM_STATUS_BUSY: return "busy";
   }
   return "unknown";
 }

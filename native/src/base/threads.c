@@ -22,7 +22,7 @@ struct elm_pool {
   int32_t num_threads;
   int32_t num_started; /* workers, without the caller */
   pid_t process;
-  worker* workers; /* (num_threads); the first is unused */
+  worker* workers;      /* (num_threads); the first is unused */
   pthread_mutex_t turn; /* held during a run */
   pthread_mutex_t mutex;
   pthread_cond_t wake;
@@ -168,8 +168,7 @@ void elm_pool_destroy(elm_pool* pool) {
   }
   const elm_allocator allocator = pool->allocator;
   if (pool->workers != NULL) {
-    allocator.release(allocator.context, pool->workers,
-                      sizeof(worker) * (size_t)pool->num_threads);
+    allocator.release(allocator.context, pool->workers, sizeof(worker) * (size_t)pool->num_threads);
   }
   allocator.release(allocator.context, pool, sizeof *pool);
 }

@@ -3,7 +3,7 @@
  * kernels.inc. The `ref` row of an op defines its result, all others equal it bit for bit.
  *
  * Kernels own no memory, no threads and no state. Buffers are aligned to 64 bytes unless a comment
- * says otherwise and do not overlap. Terms (panel, superblock, group, line) as in ARCHITECTURE.md. */
+ * says otherwise and do not overlap. Panel, superblock, group, line: see ARCHITECTURE.md. */
 #ifndef ELM_KERNELS_KERNELS_H
 #define ELM_KERNELS_KERNELS_H
 

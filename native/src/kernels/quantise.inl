@@ -16,8 +16,8 @@ static inline float reduce_magnitude(f16v a) {
   return result;
 }
 
-/* q[i] = rint(x[i] * (127 / largest magnitude)), count a multiple of 16; returns the scale. A NaN in
- * x makes the scale NaN, which carries it on. */
+/* q[i] = rint(x[i] * (127 / largest magnitude)), count a multiple of 16; returns the scale. A NaN
+ * in x makes the scale NaN, which carries it on. */
 static inline float quantise(const float* x, size_t count, int8_t* q) {
   f16v largest = v_set(0.0f);
   for (size_t i = 0; i < count; i += 16) {

@@ -29,12 +29,12 @@ static const elm_kernel_row* choose(elm_op op, uint32_t isas) {
 void elm_kernels_choose(uint32_t isas, elm_kernels* out) {
   const elm_kernel_row* row;
   out->isa = ELM_ISA_REF;
-#define ELM_OP_CHOOSE(op_name, args)                   \
-  row = choose(ELM_OP_##op_name, isas | 1u);           \
-  out->op_name = (elm_##op_name##_fn)row->function;    \
-  out->names[ELM_OP_##op_name] = row->name;            \
-  if (row->isa > out->isa) {                           \
-    out->isa = row->isa;                               \
+#define ELM_OP_CHOOSE(op_name, args)                \
+  row = choose(ELM_OP_##op_name, isas | 1u);        \
+  out->op_name = (elm_##op_name##_fn)row->function; \
+  out->names[ELM_OP_##op_name] = row->name;         \
+  if (row->isa > out->isa) {                        \
+    out->isa = row->isa;                            \
   }
   ELM_OPS(ELM_OP_CHOOSE)
 #undef ELM_OP_CHOOSE

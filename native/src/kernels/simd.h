@@ -60,8 +60,8 @@ static inline f16v v_swap(f16v x, int h) {
 }
 
 /* Sixteen int32 sums of four int8 products each: v_dot adds, for lane i, bytes 4i..4i+3 of a line
- * times the four bytes of `four`. Numbers are -127..127. A sum begins with v_dot_zero(t), t the total
- * of all the bytes it will be multiplied by: vpdpbusd takes the line as line + 128. */
+ * times the four bytes of `four`. Numbers are -127..127. A sum begins with v_dot_zero(t), t the
+ * total of all the bytes it will be multiplied by: vpdpbusd takes the line as line + 128. */
 typedef __m512i i32v;
 typedef __m512i v_line;
 static inline v_line v_load_line(const int8_t* p) {

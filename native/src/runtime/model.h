@@ -29,7 +29,7 @@ typedef enum elm_step_kind {
   ELM_STEP_HEAD       /* logits = head * quant(norm(x)) */
 } elm_step_kind;
 
-/* One fused step; the runtime walks a flat list of them. Fields a step does not use are NULL or 0. */
+/* One fused step; the runtime walks a flat list of them. Fields a step does not use are zero. */
 typedef struct elm_step {
   elm_step_kind kind;
   int32_t layer; /* -1: none */

@@ -74,9 +74,9 @@ struct elm_session {
   uint64_t num_barriers;
 };
 
-/* Computes tokens [num_computed, num_computed + count), count <= chunk_length, which then are in the
- * cache. The last `num_logits` rows' logits go to `logits` (num_logits, vocab_size) if not NULL; the
- * newest row's to session->logits if `wants_newest`. */
+/* Computes tokens [num_computed, num_computed + count), count <= chunk_length, which then are in
+ * the cache. The last `num_logits` rows' logits go to `logits` (num_logits, vocab_size), if given;
+ * the newest row's to session->logits if `wants_newest`. */
 elm_status elm_forward(elm_session* session, size_t count, float* logits, size_t num_logits,
                        bool wants_newest, elm_error* error);
 /* Logits of the hidden state in `last` -> session->logits. */

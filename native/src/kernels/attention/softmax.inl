@@ -1,4 +1,4 @@
-/* What attention over every kind of cache shares: the softmax of a block and the merge of blocks. */
+/* What attention over every kind of cache shares: softmax of a block, merge of blocks. */
 #include <math.h>
 
 #include "kernels/kernels.h"
@@ -77,7 +77,7 @@ static inline void finish(tile_state* state, size_t count, size_t n) {
   }
 }
 
-/* The slots [from, to) of the block at `base` that positions [begin, end) have; from >= to: none. */
+/* Slots [from, to) of the block at `base` that positions [begin, end) have; from >= to: none. */
 typedef struct block_range {
   size_t from;
   size_t to;

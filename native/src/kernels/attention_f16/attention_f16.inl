@@ -91,7 +91,7 @@ static inline __attribute__((always_inline)) void tile(const elm_attention_args*
       }
       memset(o[a], 0, n * sizeof(float));
     }
-    /* Each query's chain over j: its own tokens before those all share, then these, then the rest. */
+    /* Each query's chain over j: its own tokens before those all share, then these, then others. */
     const bool has_common = common_from < common_to;
     for (size_t a = 0; a < count; ++a) {
       tile_values(scores + a, 1, v, n, from[a], has_common ? common_from : to[a], o + a);
