@@ -15,24 +15,17 @@ enum { NUM_KINDS = 9 }; /* of weights */
 static float weight_of(int kind, size_t row, size_t col) {
   const float u = check_uniform();
   switch (kind) {
-    case 0: /* bell-shaped */
-      return 0.02F * (u + check_uniform() + check_uniform());
-    case 1: /* heavy tails */
-      return 0.01F * u / (1.001F - fabsf(check_uniform()));
-    case 2:
-      return 0.75F;
-    case 3: /* all positive, far from zero */
-      return 5.0F + u;
-    case 4:
-      return -5.0F - u;
+    case 0: /* bell-shaped */ return 0.02F * (u + check_uniform() + check_uniform());
+    case 1: /* heavy tails */ return 0.01F * u / (1.001F - fabsf(check_uniform()));
+    case 2: return 0.75F;
+    case 3: /* all positive, far from zero */ return 5.0F + u;
+    case 4: return -5.0F - u;
     case 5: /* tiny, with numbers that are not normal */
       return u * (row % 2 == 0 ? 1e-37F : 1e-43F);
-    case 6:
-      return 1e30F * u;
+    case 6: return 1e30F * u;
     case 7: /* groups of very different size, groups and rows of zeros */
       return row % 4 == 3 || col / 32 % 3 == 2 ? 0.0F : u * (float)(1 << (col / 32 % 8));
-    default: /* one outlier */
-      return col == 5 ? 100.0F : 0.01F * u;
+    default: /* one outlier */ return col == 5 ? 100.0F : 0.01F * u;
   }
 }
 

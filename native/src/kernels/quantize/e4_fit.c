@@ -54,9 +54,7 @@ static inline float squared_distance(float x) {
   return distance * distance;
 }
 
-static int nearest_int(float x) {
-  return (int)(x < 0.0F ? x - 0.5F : x + 0.5F);
-}
+static int nearest_int(float x) { return (int)(x < 0.0F ? x - 0.5F : x + 0.5F); }
 
 static int clamp_int(int value, int least, int most) {
   return value < least ? least : value > most ? most : value;
@@ -137,9 +135,7 @@ static float find_ranges(const float* weights, size_t num_groups, group_range* r
   return least;
 }
 
-static bool is_zero(group_range range) {
-  return range.low == 0.0F && range.high == 0.0F;
-}
+static bool is_zero(group_range range) { return range.low == 0.0F && range.high == 0.0F; }
 
 /* Fits all groups with this D; the squared error, or a number above `limit` if it exceeds that. */
 static double fit_groups(const float* weights, const group_range* ranges, size_t num_groups,

@@ -24,8 +24,7 @@ uint64_t elm_tensor_bytes(elm_format format, uint64_t rows, uint64_t cols) {
     return 0;
   }
   switch (format) {
-    case ELM_FORMAT_F32:
-      return rows * cols * sizeof(float); /* below 2^64 */
+    case ELM_FORMAT_F32: return rows * cols * sizeof(float); /* below 2^64 */
     case ELM_FORMAT_E4:
     case ELM_FORMAT_E8:
       return round_up(rows, ELM_PANEL_ROWS) / ELM_PANEL_ROWS *
