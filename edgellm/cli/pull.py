@@ -19,7 +19,8 @@ import click
 from edgellm.cli import _sources, _store
 from edgellm.cli._format import format_bytes
 from edgellm.cli._progress import Bar
-from edgellm.errors import EdgeLLMError
+from edgellm.errors import EdgeLLMError, FormatError
+from edgellm.format import EdgeFile
 
 __all__ = ["command"]
 
@@ -41,8 +42,10 @@ def command(name: str, keep_source: bool) -> None:
         raise click.UsageError(f"no model {name!r}; there are: {', '.join(_sources.SOURCES)}")
     target = _store.stored_path(name)
     if target.exists():
-        click.echo(f"{name} is here already: {target}")
-        return
+        if _opens(target):
+            click.echo(f"{name} is here already: {target}")
+            return
+        click.echo(f"{target} is broken or of another version; it is made again", err=True)
 
     from edgellm.exporters.export import ExportOptions, export_model
 
@@ -61,6 +64,14 @@ def command(name: str, keep_source: bool) -> None:
         click.echo(f"kept {gguf}", err=True)
     shutil.rmtree(folder)
     click.echo(f"{name} is ready, {format_bytes(report.file_bytes)}: edgellm run {name}")
+
+
+def _opens(path: Path) -> bool:
+    try:
+        with EdgeFile.open(path):
+            return True
+    except FormatError:
+        return False
 
 
 def _join(source: _sources.Source, folder: Path, gguf: Path) -> None:

@@ -88,6 +88,18 @@ def test_a_pull_leaves_the_model_and_nothing_else(
     assert "here already" in capsys.readouterr().out
 
 
+def test_a_pulled_model_that_does_not_open_is_made_again(
+    pull: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert pull() == 0
+    path = tmp_path / "data/edgellm/models/tiny.edge"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    assert pull() == 0
+    assert "made again" in capsys.readouterr().err
+    assert path.read_bytes() == whole
+
+
 def test_the_source_is_kept_when_asked_for(pull: Callable[..., int], tmp_path: Path) -> None:
     assert pull("--keep-source") == 0
     assert files(tmp_path) == {"tiny.edge", "tiny.gguf"}
