@@ -20,7 +20,6 @@ from edgellm.cli import _sources, _store
 from edgellm.cli._format import format_bytes
 from edgellm.cli._progress import Bar
 from edgellm.errors import EdgeLLMError, FormatError
-from edgellm.format import EdgeFile
 
 __all__ = ["command"]
 
@@ -67,6 +66,8 @@ def command(name: str, keep_source: bool) -> None:
 
 
 def _opens(path: Path) -> bool:
+    from edgellm.format import EdgeFile
+
     try:
         with EdgeFile.open(path):
             return True
