@@ -33,6 +33,11 @@ _SEED = 42
 @click.option("-t", "--threads", type=click.IntRange(1), help="Default: CPUs of this process.")
 @click.option("--isa", help="Force an instruction set; see: edgellm kernels.")
 @_store.kv_option
+@click.option(
+    "--verify-cost",
+    is_flag=True,
+    help="Measure passes of 1 to 16 tokens instead, and keep the result for this device.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str,
@@ -43,6 +48,7 @@ def command(
     threads: int | None,
     isa: str | None,
     kv: str | None,
+    verify_cost: bool,
     as_json: bool,
 ) -> None:
     """Measure speed, with the columns and test names of llama-bench.
@@ -56,6 +62,10 @@ def command(
     path = _store.resolve(model)
     name, parameters = _describe(path)
     with NativeModel(path, threads=threads or 0, isa=isa, kv=kv) as native:
+        if verify_cost:
+            result, text = _verify_cost(native, repetitions), _verify_text
+        else:
+            result, text = _measure(native, prompt, gen, depth, repetitions), _text
         result = {
             "model": name,
             "path": str(path),
@@ -65,9 +75,40 @@ def command(
             "backend": "CPU",
             "isa": native.info.isa,
             "threads": native.info.num_threads,
-            **_measure(native, prompt, gen, depth, repetitions),
+            **result,
         }
-    click.echo(json.dumps(result) if as_json else _text(result))
+    click.echo(json.dumps(result) if as_json else text(result))
+
+
+def _verify_cost(native: NativeModel, repetitions: int) -> dict[str, Any]:
+    from edgellm import devices
+    from edgellm.engine.verify_cost import VERIFY_DEPTH, measure_verify_cost, store_verify_cost
+
+    seconds = measure_verify_cost(native, repetitions)
+    return {
+        "repetitions": repetitions,
+        "n_depth": VERIFY_DEPTH,
+        "seconds": seconds,
+        "relative": [value / seconds[0] for value in seconds],
+        "stored": str(store_verify_cost(native, devices.probe("cpu").description, seconds)),
+    }
+
+
+def _verify_text(result: dict[str, Any]) -> str:
+    cells = [
+        (str(columns), f"{seconds * 1e3:.2f}", f"{relative:.2f}")
+        for columns, (seconds, relative) in enumerate(
+            zip(result["seconds"], result["relative"], strict=True), 1
+        )
+    ]
+    return "\n".join(
+        [
+            f"{result['model']}, {result['backend']} {result['isa']}, {result['threads']} threads,"
+            f" {result['n_depth']} tokens before, median of {result['repetitions']}",
+            table(("columns", "ms", "V"), cells, (0, 1, 2)),
+            f"stored in {result['stored']}",
+        ]
+    )
 
 
 def _measure(

@@ -230,6 +230,22 @@ def test_bench_has_the_columns_and_names_of_llama_bench(run: Run, path: Path) ->
         assert result[key] > 0
 
 
+def test_verify_cost_is_measured_for_16_columns_and_kept_for_the_device(
+    run: Run, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = ("bench", path, "--verify-cost", "-r", 1, "-t", 1)
+    text = run(*options).out
+    assert text.count("\n|") == 18
+    result = json.loads(run(*options, "--json").out)
+    assert result["relative"][0] == 1
+    assert len(result["relative"]) == 16
+    (stored,) = (tmp_path / "edgellm").iterdir()  # the second run replaced the first
+    record = json.loads(stored.read_text())
+    assert record["seconds"] == result["seconds"]
+    assert record["model_id"] == result["model_id"]
+
+
 def test_kernels_says_what_this_cpu_gets_and_why_not_the_rest(run: Run) -> None:
     rows = json.loads(run("kernels", "--json").out)
     text = run("kernels").out
