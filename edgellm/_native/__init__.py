@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from edgellm._native.functions import kernels, probe_read, quantize, sample, tensor_bytes
+from edgellm._native.functions import (
+    kernels,
+    probe_int8,
+    probe_read,
+    quantize,
+    sample,
+    tensor_bytes,
+)
 from edgellm._native.library import trim_heap, version
 from edgellm._native.model import NativeModel, NativeSession
 from edgellm._native.records import KV_FORMATS, KernelInfo, ModelInfo, Sampling, SessionInfo
@@ -16,6 +23,7 @@ __all__ = [
     "Sampling",
     "SessionInfo",
     "kernels",
+    "probe_int8",
     "probe_read",
     "quantize",
     "sample",

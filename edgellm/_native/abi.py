@@ -216,6 +216,7 @@ PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "elm_kernel_count": (c_size_t, []),
     "elm_kernel_get": (c_int32, [c_size_t, POINTER(KernelInfo), _ERROR]),
     "elm_probe_read": (c_int32, [c_uint64, c_int32, POINTER(c_double), _ERROR]),
+    "elm_probe_int8": (c_int32, [c_char_p, c_int32, POINTER(c_double), _ERROR]),
     "elm_tensor_bytes": (c_uint64, [c_int32, c_uint64, c_uint64]),
     "elm_quantize": (
         c_int32,

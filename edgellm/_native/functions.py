@@ -15,7 +15,7 @@ from edgellm._native.marshal import check, fields, ids_array, int32, require
 from edgellm._native.records import KernelInfo, Sampling
 from edgellm.types import Float32Array, TensorFormat
 
-__all__ = ["kernels", "probe_read", "quantize", "sample", "tensor_bytes"]
+__all__ = ["kernels", "probe_int8", "probe_read", "quantize", "sample", "tensor_bytes"]
 
 
 def sample(
@@ -88,6 +88,28 @@ def probe_read(num_bytes: int, threads: int = 0) -> float:
     error = abi.Error()
     rate = ctypes.c_double()
     status = load().elm_probe_read(num_bytes, int32(threads, "threads"), byref(rate), byref(error))
+    check(status, error)
+    return rate.value
+
+
+def probe_int8(isa: str, threads: int) -> float:
+    """Int8 peak of an instruction set on this machine.
+
+    Args:
+        isa: its name, as `kernels` gives it.
+        threads: at least 1.
+
+    Returns:
+        Operations per second; a multiply and an add are two.
+
+    Raises:
+        ValueError: no such instruction set.
+        UnsupportedDeviceError: this CPU does not have it.
+    """
+    error = abi.Error()
+    rate = ctypes.c_double()
+    count = int32(threads, "threads")
+    status = load().elm_probe_int8(isa.encode(), count, byref(rate), byref(error))
     check(status, error)
     return rate.value
 

@@ -10,7 +10,15 @@ import click
 from edgellm.cli import _sources
 from edgellm.errors import ModelNotFoundError
 
-__all__ = ["kv_option", "model_argument", "names", "resolve", "store_folder", "stored_path"]
+__all__ = [
+    "cache_folder",
+    "kv_option",
+    "model_argument",
+    "names",
+    "resolve",
+    "store_folder",
+    "stored_path",
+]
 
 SUFFIX = ".edge"
 
@@ -26,6 +34,11 @@ def store_folder() -> Path:
     """Where pulled models lie: $XDG_DATA_HOME/edgellm/models, or below ~/.local/share."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "edgellm" / "models"
+
+
+def cache_folder() -> Path:
+    """Where measurements of this device lie: $XDG_CACHE_HOME/edgellm, or below ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgellm"
 
 
 def stored_path(name: str) -> Path:

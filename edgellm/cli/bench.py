@@ -60,12 +60,12 @@ def command(
     from edgellm._native import NativeModel
 
     path = _store.resolve(model)
-    name, parameters = _describe(path)
+    name, parameters, prompt_weights = _describe(path)
     with NativeModel(path, threads=threads or 0, isa=isa, kv=kv) as native:
         if verify_cost:
             result, text = _verify_cost(native, repetitions), _verify_text
         else:
-            result, text = _measure(native, prompt, gen, depth, repetitions), _text
+            result, text = _measure(native, prompt_weights, prompt, gen, depth, repetitions), _text
         result = {
             "model": name,
             "path": str(path),
@@ -85,12 +85,13 @@ def _verify_cost(native: NativeModel, repetitions: int) -> dict[str, Any]:
     from edgellm.engine.verify_cost import VERIFY_DEPTH, measure_verify_cost, store_verify_cost
 
     seconds = measure_verify_cost(native, repetitions)
+    device = devices.probe("cpu").description
     return {
         "repetitions": repetitions,
         "n_depth": VERIFY_DEPTH,
         "seconds": seconds,
         "relative": [value / seconds[0] for value in seconds],
-        "stored": str(store_verify_cost(native, devices.probe("cpu").description, seconds)),
+        "stored": str(store_verify_cost(_store.cache_folder(), native, device, seconds)),
     }
 
 
@@ -112,7 +113,7 @@ def _verify_text(result: dict[str, Any]) -> str:
 
 
 def _measure(
-    native: NativeModel, prompt: int, gen: int, depth: int, repetitions: int
+    native: NativeModel, prompt_weights: int, prompt: int, gen: int, depth: int, repetitions: int
 ) -> dict[str, Any]:
     from edgellm import _native
     from edgellm.engine.memory import peak_memory_bytes
@@ -129,9 +130,11 @@ def _measure(
     peak = peak_memory_bytes()  # before the probe, which takes memory of its own
     session.close()
     probe = _native.probe_read(info.weight_bytes_per_token, info.num_threads)
+    peak_ops = _native.probe_int8(info.isa, info.num_threads)
     prefill_tok_s = [prompt / seconds for seconds in prefill]
     decode_tok_s = [gen / seconds for seconds in decode]
     read = statistics.median(decode_tok_s) * info.weight_bytes_per_token
+    prefill_ops = 2 * prompt_weights * statistics.median(prefill_tok_s)
     return {
         "n_prompt": prompt,
         "n_gen": gen,
@@ -148,6 +151,9 @@ def _measure(
         "decode_gb_s": read / 1e9,
         "probe_gb_s": probe / 1e9,
         "decode_share": read / probe,
+        "prefill_gop_s": prefill_ops / 1e9,
+        "int8_peak_gop_s": peak_ops / 1e9,
+        "prefill_share": prefill_ops / peak_ops,
     }
 
 
@@ -205,14 +211,21 @@ class _Runs:
             num_left -= len(self._session.step(self._greedy))
 
 
-def _describe(path: Path) -> tuple[str, int]:
-    """Name as llama-bench would give it, and number of parameters."""
+def _describe(path: Path) -> tuple[str, int, int]:
+    """Name as llama-bench would give it, parameters, and those of matrices each token meets."""
     from edgellm.cli.show import num_parameters
     from edgellm.format import EdgeFile
+    from edgellm.types import TensorFormat
 
     with EdgeFile.open(path) as file:
         head = file.meta["quantization"]["head"]
-        return f"{file.meta['model']['architecture']} E4, head {head}", num_parameters(file)
+        matrices = sum(
+            tensor.rows * tensor.cols
+            for tensor in file.tensors.values()
+            if tensor.name.startswith("layers.") and tensor.format != TensorFormat.F32
+        )
+        name = f"{file.meta['model']['architecture']} E4, head {head}"
+        return name, num_parameters(file), matrices
 
 
 def _text(result: dict[str, Any]) -> str:
@@ -237,6 +250,9 @@ def _text(result: dict[str, Any]) -> str:
         f"weights per token    {format_bytes(result['bytes_per_token'])}",
         f"decode reads         {result['decode_gb_s']:.1f} GB/s, {result['decode_share']:.0%} of"
         f" the {result['probe_gb_s']:.1f} GB/s of plain reading",
+        f"prefill computes     {result['prefill_gop_s']:.0f} GOP/s in matrices,"
+        f" {result['prefill_share']:.0%} of the {result['int8_peak_gop_s']:.0f} GOP/s of"
+        f" {result['isa']}",
     ]
     return "\n".join(lines)
 

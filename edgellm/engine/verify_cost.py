@@ -55,24 +55,24 @@ def measure_verify_cost(native: NativeModel, rounds: int) -> list[float]:
     return [statistics.median(times[1:]) for times in seconds]
 
 
-def store_verify_cost(native: NativeModel, device: str, seconds: list[float]) -> Path:
+def store_verify_cost(folder: Path, native: NativeModel, device: str, seconds: list[float]) -> Path:
     """Keeps the measurement for this device and model; a former one is replaced.
 
     Args:
+        folder: where measurements of this device are kept; made if missing.
         native: the model that was measured.
         device: the CPU's name, as the device's report gives it.
         seconds: from `measure_verify_cost`.
 
     Returns:
-        The file, below $XDG_CACHE_HOME/edgellm or ~/.cache/edgellm.
+        The file.
 
     Raises:
         OSError: it cannot be written.
     """
     info = native.info
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = base / "edgellm" / f"verify-cost-{info.model_id[:16]}-{info.isa}-{info.num_threads}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = folder / f"verify-cost-{info.model_id[:16]}-{info.isa}-{info.num_threads}.json"
+    folder.mkdir(parents=True, exist_ok=True)
     record = {
         "device": device,
         "model_id": info.model_id,

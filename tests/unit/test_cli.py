@@ -226,6 +226,7 @@ def test_bench_has_the_columns_and_names_of_llama_bench(run: Run, path: Path) ->
     for key in (
         *("prefill_tok_s", "decode_tok_s", "ttft_ms", "peak_rss_bytes", "bytes_per_token"),
         *("decode_gb_s", "probe_gb_s", "decode_share"),
+        *("prefill_gop_s", "int8_peak_gop_s", "prefill_share"),
     ):
         assert result[key] > 0
 

@@ -13,6 +13,7 @@ from edgellm._native import (
     NativeModel,
     Sampling,
     kernels,
+    probe_int8,
     probe_read,
     quantize,
     sample,
@@ -150,6 +151,17 @@ def test_the_sampler_takes_the_lowest_of_equal_logits() -> None:
 
 def test_reading_has_a_speed() -> None:
     assert probe_read(1 << 20, 1) > 0
+
+
+def test_every_instruction_set_of_this_cpu_has_an_int8_peak() -> None:
+    for row in {row.isa: row for row in kernels()}.values():
+        if row.is_supported:
+            assert probe_int8(row.isa, 1) > 0
+        else:
+            with pytest.raises(UnsupportedDeviceError, match=row.isa):
+                probe_int8(row.isa, 1)
+    with pytest.raises(ValueError, match="instruction set"):
+        probe_int8("abacus", 1)
 
 
 def test_quantised_rows_do_not_depend_on_the_cut() -> None:

@@ -219,6 +219,11 @@ ELM_API elm_status elm_kernel_get(size_t index, elm_kernel_info* info, elm_error
 ELM_API elm_status elm_probe_read(uint64_t bytes, int32_t num_threads, double* bytes_per_second,
                                   elm_error* error);
 
+/* Int8 operations per second (a multiply and an add are two) that `num_threads` threads reach with
+ * nothing but the multiply-accumulates of instruction set `isa`, on registers. */
+ELM_API elm_status elm_probe_int8(const char* isa, int32_t num_threads, double* ops_per_second,
+                                  elm_error* error);
+
 /* ---- quantisation ---------------------------------------------------------------------------- */
 
 typedef enum elm_format {

@@ -1,8 +1,10 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/cpu.h"
 #include "base/memory.h"
 #include "base/threads.h"
+#include "base/peak/peak_i8.h"
 
 /* Each thread sums its part of a buffer; the best of several rounds is the machine's bandwidth. */
 typedef struct probe {
@@ -61,5 +63,75 @@ elm_status elm_probe_read(uint64_t bytes, int32_t num_threads, double* bytes_per
   elm_pool_destroy(pool);
   allocator.release(allocator.context, data, (size_t)bytes);
   *bytes_per_second = best;
+  return status;
+}
+
+/* The best first, as in kernels.inc. */
+static elm_peak_i8_fn peak_of(uint32_t isas) {
+#if defined(__x86_64__)
+  if (isas & 1u << ELM_ISA_AVX512VNNI) {
+    return elm_peak_i8__avx512vnni;
+  }
+  if (isas & 1u << ELM_ISA_AVX2) {
+    return elm_peak_i8__avx2;
+  }
+#elif defined(__aarch64__)
+  if (isas & 1u << ELM_ISA_NEON_DOTPROD) {
+    return elm_peak_i8__neon_dotprod;
+  }
+  if (isas & 1u << ELM_ISA_NEON) {
+    return elm_peak_i8__neon;
+  }
+#endif
+  (void)isas;
+  return elm_peak_i8__ref;
+}
+
+enum { MAX_THREADS = 256 };
+
+typedef struct peak {
+  elm_peak_i8_fn function;
+  size_t num_rounds;
+  uint64_t macs[MAX_THREADS];
+  int32_t sums[MAX_THREADS];
+} peak;
+
+static void multiply_part(void* context, int32_t thread) {
+  peak* p = context;
+  p->macs[thread] = p->function(p->num_rounds, &p->sums[thread]);
+}
+
+elm_status elm_probe_int8(const char* isa_name, int32_t num_threads, double* ops_per_second,
+                          elm_error* error) {
+  /* A try of some milliseconds is short enough to meet a moment without other processes. */
+  enum { NUM_TRIES = 15, NUM_ROUNDS = 1 << 18 };
+  elm_isa isa;
+  if (isa_name == NULL || ops_per_second == NULL || num_threads < 1 || num_threads > MAX_THREADS ||
+      !elm_isa_from_name(isa_name, &isa)) {
+    return elm_fail(error, ELM_STATUS_INVALID_ARGUMENT,
+                    "elm_probe_int8 needs the name of an instruction set, 1 to 256 threads and a"
+                    " result");
+  }
+  if (!(elm_cpu_isas() & 1u << isa)) {
+    return elm_fail(error, ELM_STATUS_UNSUPPORTED, "%s: %s", isa_name, elm_isa_missing(isa));
+  }
+  const elm_allocator allocator = elm_allocator_default();
+  elm_pool* pool = NULL;
+  elm_status status = elm_pool_create(num_threads, &allocator, &pool, error);
+  peak p = {.function = peak_of(elm_isa_implied(isa)), .num_rounds = NUM_ROUNDS};
+  double best = 0.0;
+  for (int attempt = 0; status == ELM_STATUS_OK && attempt < NUM_TRIES; ++attempt) {
+    const double start = seconds();
+    status = elm_pool_run(pool, multiply_part, &p, error);
+    const double passed = seconds() - start;
+    uint64_t macs = 0;
+    for (int32_t thread = 0; thread < num_threads; ++thread) {
+      macs += p.macs[thread];
+    }
+    const double rate = 2.0 * (double)macs / passed;
+    best = rate > best ? rate : best;
+  }
+  elm_pool_destroy(pool);
+  *ops_per_second = best;
   return status;
 }
