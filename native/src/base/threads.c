@@ -7,9 +7,11 @@
 
 #include "base/cpu.h"
 
-/* Waiting: this many pauses (some 20 to 100 us), then the processor is offered to others, and a
- * worker without work goes to sleep. */
-enum { NUM_SPINS = 4000, NUM_YIELDS = 200 };
+/* Waiting for work: this many pauses (some 20 to 100 us), then the processor is offered to others,
+ * then sleep. Waiting at a barrier: pauses, then sleep. Who sleeps there waits for a thread that
+ * has lost its processor to another process; a sleeper gets its own back when it is woken, while
+ * one that yields has to wait its turn again. */
+enum { NUM_SPINS = 4000, NUM_YIELDS = 200, NUM_BARRIER_SPINS = 10000 };
 
 typedef struct worker {
   elm_pool* pool;
@@ -25,13 +27,15 @@ struct elm_pool {
   worker* workers;      /* (num_threads); the first is unused */
   pthread_mutex_t turn; /* held during a run */
   pthread_mutex_t mutex;
-  pthread_cond_t wake;
+  pthread_cond_t wake;   /* a run has begun */
+  pthread_cond_t passed; /* a barrier was passed */
   void (*function)(void*, int32_t);
   void* context;
   bool is_closing;
   /* On lines of their own: written by one thread while others spin on them. */
   _Alignas(64) atomic_uint epoch; /* number of runs begun */
   _Alignas(64) atomic_int num_sleeping;
+  _Alignas(64) atomic_int num_blocked; /* asleep at the barrier */
   _Alignas(64) atomic_int num_arrived;
   _Alignas(64) atomic_uint generation; /* barriers passed */
 };
@@ -44,22 +48,38 @@ static inline void pause_cpu(void) {
 #endif
 }
 
+/* Sleeps until the barrier `generation` is passed. The counter is raised before the generation is
+ * read, and the last to arrive does it the other way round: one of them sees the other. */
+static void sleep_at_barrier(elm_pool* pool, unsigned generation) {
+  (void)pthread_mutex_lock(&pool->mutex);
+  (void)atomic_fetch_add(&pool->num_blocked, 1);
+  while (atomic_load(&pool->generation) == generation) {
+    (void)pthread_cond_wait(&pool->passed, &pool->mutex);
+  }
+  (void)atomic_fetch_sub(&pool->num_blocked, 1);
+  (void)pthread_mutex_unlock(&pool->mutex);
+}
+
 void elm_pool_barrier(elm_pool* pool) {
   const unsigned generation = atomic_load_explicit(&pool->generation, memory_order_acquire);
   const int arrived = atomic_fetch_add_explicit(&pool->num_arrived, 1, memory_order_acq_rel) + 1;
   if (arrived == pool->num_threads) {
     atomic_store_explicit(&pool->num_arrived, 0, memory_order_relaxed);
-    atomic_store_explicit(&pool->generation, generation + 1, memory_order_release);
+    atomic_store(&pool->generation, generation + 1);
+    if (atomic_load(&pool->num_blocked) > 0) {
+      (void)pthread_mutex_lock(&pool->mutex);
+      (void)pthread_cond_broadcast(&pool->passed);
+      (void)pthread_mutex_unlock(&pool->mutex);
+    }
     return;
   }
-  for (unsigned spins = 0;
-       atomic_load_explicit(&pool->generation, memory_order_acquire) == generation; ++spins) {
-    if (spins < NUM_SPINS) {
-      pause_cpu();
-    } else {
-      (void)sched_yield();
+  for (unsigned spins = 0; spins < NUM_BARRIER_SPINS; ++spins) {
+    if (atomic_load_explicit(&pool->generation, memory_order_acquire) != generation) {
+      return;
     }
+    pause_cpu();
   }
+  sleep_at_barrier(pool, generation);
 }
 
 /* Waits for a run after `epoch`; returns its number. */
@@ -126,11 +146,13 @@ elm_status elm_pool_create(int32_t num_threads, const elm_allocator* allocator, 
   pool->is_closing = false;
   atomic_init(&pool->epoch, 0);
   atomic_init(&pool->num_sleeping, 0);
+  atomic_init(&pool->num_blocked, 0);
   atomic_init(&pool->num_arrived, 0);
   atomic_init(&pool->generation, 0);
   (void)pthread_mutex_init(&pool->turn, NULL);
   (void)pthread_mutex_init(&pool->mutex, NULL);
   (void)pthread_cond_init(&pool->wake, NULL);
+  (void)pthread_cond_init(&pool->passed, NULL);
   pool->workers = allocator->allocate(allocator->context, workers_bytes, 64);
   if (pool->workers == NULL) {
     elm_pool_destroy(pool);
@@ -163,6 +185,7 @@ void elm_pool_destroy(elm_pool* pool) {
       (void)pthread_join(pool->workers[i].handle, NULL);
     }
     (void)pthread_cond_destroy(&pool->wake);
+    (void)pthread_cond_destroy(&pool->passed);
     (void)pthread_mutex_destroy(&pool->mutex);
     (void)pthread_mutex_destroy(&pool->turn);
   }
