@@ -75,15 +75,18 @@ def kernels() -> list[KernelInfo]:
     return rows
 
 
-def probe_read(num_bytes: int, threads: int = 0) -> float:
+def probe_read(num_bytes: int, threads: int) -> float:
     """Read bandwidth of this machine.
 
     Args:
-        num_bytes: size of the buffer that is read.
-        threads: 0: one per CPU this process may use.
+        num_bytes: size of the buffer that is read, at least 4,096.
+        threads: 1 to 256.
 
     Returns:
         Bytes per second.
+
+    Raises:
+        ValueError: a number is out of range.
     """
     error = abi.Error()
     rate = ctypes.c_double()
@@ -97,13 +100,13 @@ def probe_int8(isa: str, threads: int) -> float:
 
     Args:
         isa: its name, as `kernels` gives it.
-        threads: at least 1.
+        threads: 1 to 256.
 
     Returns:
         Operations per second; a multiply and an add are two.
 
     Raises:
-        ValueError: no such instruction set.
+        ValueError: no such instruction set, or not so many threads.
         UnsupportedDeviceError: this CPU does not have it.
     """
     error = abi.Error()

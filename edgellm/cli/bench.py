@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from edgellm.cli import _store
 from edgellm.cli._format import format_bytes, table
@@ -59,6 +60,8 @@ def command(
     """
     from edgellm._native import NativeModel
 
+    if verify_cost and _given("prompt", "gen", "depth"):
+        raise click.UsageError("--verify-cost has lengths of its own; leave out -p, -n and -d")
     path = _store.resolve(model)
     name, parameters, prompt_weights = _describe(path)
     with NativeModel(path, threads=threads or 0, isa=isa, kv=kv) as native:
@@ -80,18 +83,25 @@ def command(
     click.echo(json.dumps(result) if as_json else text(result))
 
 
+def _given(*names: str) -> bool:
+    context = click.get_current_context()
+    return any(context.get_parameter_source(name) != ParameterSource.DEFAULT for name in names)
+
+
 def _verify_cost(native: NativeModel, repetitions: int) -> dict[str, Any]:
     from edgellm import devices
     from edgellm.engine.verify_cost import VERIFY_DEPTH, measure_verify_cost, store_verify_cost
 
-    seconds = measure_verify_cost(native, repetitions)
+    seconds, kv_format = measure_verify_cost(native, repetitions)
     device = devices.probe("cpu").description
+    stored = store_verify_cost(_store.cache_folder(), native, kv_format, device, seconds)
     return {
         "repetitions": repetitions,
         "n_depth": VERIFY_DEPTH,
         "seconds": seconds,
         "relative": [value / seconds[0] for value in seconds],
-        "stored": str(store_verify_cost(_store.cache_folder(), native, device, seconds)),
+        "kv_format": kv_format,
+        "stored": str(stored),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import statistics
 from pathlib import Path
 from time import perf_counter
@@ -18,7 +19,7 @@ VERIFY_DEPTH = 128  # tokens before the columns
 _SEED = 42
 
 
-def measure_verify_cost(native: NativeModel, rounds: int) -> list[float]:
+def measure_verify_cost(native: NativeModel, rounds: int) -> tuple[list[float], str]:
     """Times passes that append 1 to 16 tokens and return all their logits.
 
     The sizes take turns, so that a change of the machine's speed meets all of them.
@@ -28,7 +29,7 @@ def measure_verify_cost(native: NativeModel, rounds: int) -> list[float]:
         rounds: counted passes of each size, after one that is not.
 
     Returns:
-        Seconds of a pass with 1, 2, ..., 16 columns, each the median.
+        Seconds of a pass with 1, 2, ..., 16 columns, each the median; and the cache's format.
 
     Raises:
         ValueError: the model's context is shorter than 144 tokens.
@@ -51,16 +52,20 @@ def measure_verify_cost(native: NativeModel, rounds: int) -> list[float]:
             started = perf_counter()
             session.prefill(ids[VERIFY_DEPTH : VERIFY_DEPTH + columns], columns)
             seconds[columns - 1].append(perf_counter() - started)
+    kv_format = session.info().kv_format
     session.close()
-    return [statistics.median(times[1:]) for times in seconds]
+    return [statistics.median(times[1:]) for times in seconds], kv_format
 
 
-def store_verify_cost(folder: Path, native: NativeModel, device: str, seconds: list[float]) -> Path:
-    """Keeps the measurement for this device and model; a former one is replaced.
+def store_verify_cost(
+    folder: Path, native: NativeModel, kv_format: str, device: str, seconds: list[float]
+) -> Path:
+    """Keeps the measurement for this device, model and way of running it; it replaces a former one.
 
     Args:
         folder: where measurements of this device are kept; made if missing.
         native: the model that was measured.
+        kv_format: of the cache it was measured with.
         device: the CPU's name, as the device's report gives it.
         seconds: from `measure_verify_cost`.
 
@@ -71,13 +76,16 @@ def store_verify_cost(folder: Path, native: NativeModel, device: str, seconds: l
         OSError: it cannot be written.
     """
     info = native.info
-    path = folder / f"verify-cost-{info.model_id[:16]}-{info.isa}-{info.num_threads}.json"
+    place = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    run = f"{info.isa}-{info.num_threads}-{kv_format}"
+    path = folder / f"verify-cost-{place}-{info.model_id[:16]}-{run}.json"
     folder.mkdir(parents=True, exist_ok=True)
     record = {
         "device": device,
         "model_id": info.model_id,
         "isa": info.isa,
         "threads": info.num_threads,
+        "kv_format": kv_format,
         "depth": VERIFY_DEPTH,
         "seconds": seconds,
     }

@@ -241,10 +241,17 @@ def test_verify_cost_is_measured_for_16_columns_and_kept_for_the_device(
     result = json.loads(run(*options, "--json").out)
     assert result["relative"][0] == 1
     assert len(result["relative"]) == 16
+    assert all(seconds > 0 for seconds in result["seconds"])
     (stored,) = (tmp_path / "edgellm").iterdir()  # the second run replaced the first
     record = json.loads(stored.read_text())
     assert record["seconds"] == result["seconds"]
     assert record["model_id"] == result["model_id"]
+    (other,) = {"f16", "int8"} - {record["kv_format"]}
+    run(*options, "--kv", other)  # another way of running it has a record of its own
+    assert len(list((tmp_path / "edgellm").iterdir())) == 2
+    refused = run(*options, "-p", 64)
+    assert refused.code == 2
+    assert "leave out -p" in refused.err
 
 
 def test_kernels_says_what_this_cpu_gets_and_why_not_the_rest(run: Run) -> None:

@@ -151,6 +151,8 @@ def test_the_sampler_takes_the_lowest_of_equal_logits() -> None:
 
 def test_reading_has_a_speed() -> None:
     assert probe_read(1 << 20, 1) > 0
+    with pytest.raises(ValueError, match="threads"):
+        probe_read(1 << 20, 0)
 
 
 def test_every_instruction_set_of_this_cpu_has_an_int8_peak() -> None:

@@ -6,12 +6,14 @@
 #include "base/threads.h"
 #include "base/peak/peak_i8.h"
 
+enum { MAX_THREADS = 256 };
+
 /* Each thread sums its part of a buffer; the best of several rounds is the machine's bandwidth. */
 typedef struct probe {
   const uint8_t* data;
   size_t bytes;
   int32_t num_threads;
-  uint64_t sums[256];
+  uint64_t sums[MAX_THREADS];
 } probe;
 
 static void read_part(void* context, int32_t thread) {
@@ -39,7 +41,7 @@ static double seconds(void) {
 elm_status elm_probe_read(uint64_t bytes, int32_t num_threads, double* bytes_per_second,
                           elm_error* error) {
   enum { NUM_ROUNDS = 7 };
-  if (bytes_per_second == NULL || bytes < 4096 || num_threads < 1 || num_threads > 256) {
+  if (bytes_per_second == NULL || bytes < 4096 || num_threads < 1 || num_threads > MAX_THREADS) {
     return elm_fail(error, ELM_STATUS_INVALID_ARGUMENT,
                     "elm_probe_read needs at least 4,096 bytes, 1 to 256 threads and a result");
   }
@@ -86,8 +88,6 @@ static elm_peak_i8_fn peak_of(uint32_t isas) {
   (void)isas;
   return elm_peak_i8__ref;
 }
-
-enum { MAX_THREADS = 256 };
 
 typedef struct peak {
   elm_peak_i8_fn function;

@@ -1,5 +1,7 @@
 #include "base/peak/peak_i8.h"
 
+/* Plain C has no registers to name: the sum of a product of two short arrays, as the compiler
+ * makes it, which is what the ref kernels get. */
 uint64_t elm_peak_i8__ref(size_t rounds, int32_t* sum) {
   enum { LENGTH = 256 };
   int8_t a[LENGTH], b[LENGTH];
