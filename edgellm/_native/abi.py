@@ -220,6 +220,6 @@ PROTOTYPES: dict[str, tuple[type | None, list[type]]] = {
     "elm_tensor_bytes": (c_uint64, [c_int32, c_uint64, c_uint64]),
     "elm_quantize": (
         c_int32,
-        [c_int32, c_void_p, c_uint64, c_uint64, c_uint64, c_uint64, c_void_p, _ERROR],
+        [c_int32, c_void_p, c_void_p, c_uint64, c_uint64, c_uint64, c_uint64, c_void_p, _ERROR],
     ),
 }

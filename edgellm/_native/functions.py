@@ -128,6 +128,7 @@ def quantize(
     weights: Float32Array,
     out: npt.NDArray[np.uint8],
     *,
+    importance: Float32Array | None = None,
     first_row: int = 0,
     rows: int | None = None,
 ) -> None:
@@ -141,6 +142,8 @@ def quantize(
         weights: (n, cols) float32, C-contiguous; n is a multiple of 16 unless the range ends the
             tensor.
         out: the whole tensor's buffer, `tensor_bytes(tensor_format, rows, cols)` long; uint8.
+        importance: (cols,) float32 >= 0, the mean square of each column's activation: weights the
+            squared errors that E4 minimises; None: all alike.
         first_row: a multiple of 16.
         rows: of the whole tensor; None: first_row + n.
 
@@ -150,6 +153,10 @@ def quantize(
     require(weights, np.float32, 2, "weights")
     require(out, np.uint8, 1, "out")
     num_rows, cols = weights.shape
+    if importance is not None:
+        require(importance, np.float32, 1, "importance")
+        if importance.size != cols:
+            raise ValueError(f"importance has {importance.size} numbers for {cols} columns")
     rows = first_row + num_rows if rows is None else rows
     needed = tensor_bytes(tensor_format, rows, cols)
     if out.size != needed or not out.flags.writeable:
@@ -158,6 +165,7 @@ def quantize(
     status = load().elm_quantize(
         int(tensor_format),
         weights.ctypes.data,
+        None if importance is None else importance.ctypes.data,
         first_row,
         num_rows,
         rows,

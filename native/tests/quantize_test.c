@@ -39,7 +39,7 @@ static float* random_weights(int kind, size_t rows, size_t cols) {
 
 static uint8_t* quantize(elm_format format, const float* weights, size_t rows, size_t cols) {
   uint8_t* out = malloc((size_t)elm_tensor_bytes(format, rows, cols));
-  CHECK(elm_quantize(format, weights, 0, rows, rows, cols, out, NULL) == ELM_STATUS_OK);
+  CHECK(elm_quantize(format, weights, NULL, 0, rows, rows, cols, out, NULL) == ELM_STATUS_OK);
   return out;
 }
 
@@ -202,7 +202,7 @@ static void the_bytes_do_not_depend_on_the_cut(void) {
       memset(cut, 0xa5, bytes);
       for (size_t first = 0; first < ROWS; first += step) {
         const size_t count = ROWS - first < step ? ROWS - first : step;
-        CHECK(elm_quantize(formats[f], weights + first * COLS, first, count, ROWS, COLS, cut,
+        CHECK(elm_quantize(formats[f], weights + first * COLS, NULL, first, count, ROWS, COLS, cut,
                            NULL) == ELM_STATUS_OK);
       }
       CHECK(memcmp(cut, whole, bytes) == 0);
@@ -213,6 +213,46 @@ static void the_bytes_do_not_depend_on_the_cut(void) {
   free(weights);
 }
 
+/* Squared error of row 0, weighted. */
+static double weighted_error(const uint8_t* tensor, const float* weights, const float* importance,
+                             size_t cols) {
+  double error = 0.0;
+  for (size_t k = 0; k < cols; ++k) {
+    const int32_t bracket =
+        elm_e4_scale(tensor, cols, 0, k / ELM_GROUP) * elm_e4_code(tensor, 0, k) -
+        elm_e4_zero(tensor, cols, 0, k / ELM_GROUP);
+    const double found = (double)elm_e4_d(tensor, cols, 0) * (double)bracket;
+    error += (double)importance[k] * (found - (double)weights[k]) * (found - (double)weights[k]);
+  }
+  return error;
+}
+
+static void importance_moves_the_error_to_where_it_matters_less(void) {
+  enum { COLS = 256 };
+  uint8_t* out = malloc((size_t)elm_tensor_bytes(ELM_FORMAT_E4, 1, COLS));
+  for (int kind = 0; kind < 2; ++kind) {
+    float* weights = random_weights(kind, 1, COLS);
+    float importance[COLS];
+    for (int k = 0; k < COLS; ++k) {
+      importance[k] = k % 5 == 0 ? 50.0F : 0.01F;
+    }
+    uint8_t* plain = quantize(ELM_FORMAT_E4, weights, 1, COLS);
+    CHECK(elm_quantize(ELM_FORMAT_E4, weights, importance, 0, 1, 1, COLS, out, NULL) ==
+          ELM_STATUS_OK);
+    CHECK(weighted_error(out, weights, importance, COLS) <
+          0.8 * weighted_error(plain, weights, importance, COLS));
+    for (int k = 0; k < COLS; ++k) {
+      importance[k] = 3.0F;
+    }
+    CHECK(elm_quantize(ELM_FORMAT_E4, weights, importance, 0, 1, 1, COLS, out, NULL) ==
+          ELM_STATUS_OK);
+    CHECK(memcmp(out, plain, (size_t)elm_tensor_bytes(ELM_FORMAT_E4, 1, COLS)) == 0);
+    free(plain);
+    free(weights);
+  }
+  free(out);
+}
+
 static void bad_input_is_an_error_that_says_where(void) {
   enum { ROWS = 40, COLS = 70 };
   float* weights = random_weights(0, ROWS, COLS);
@@ -221,7 +261,7 @@ static void bad_input_is_an_error_that_says_where(void) {
   elm_error error;
   for (int i = 0; i < 3; ++i) {
     weights[(size_t)(i + 2) * COLS + 69] = bad[i];
-    CHECK(elm_quantize(ELM_FORMAT_E4, weights, 16, 24, ROWS, COLS, out, &error) ==
+    CHECK(elm_quantize(ELM_FORMAT_E4, weights, NULL, 16, 24, ROWS, COLS, out, &error) ==
           ELM_STATUS_INVALID_ARGUMENT);
     char place[64];
     (void)snprintf(place, sizeof place, "row %d, column 69", 16 + i + 2);
@@ -230,15 +270,15 @@ static void bad_input_is_an_error_that_says_where(void) {
   }
   const uint64_t cuts[5][2] = {{8, 16}, {0, 20}, {32, 16}, {48, 0}, {0, UINT64_MAX}};
   for (int i = 0; i < 5; ++i) {
-    CHECK(elm_quantize(ELM_FORMAT_E4, weights, cuts[i][0], cuts[i][1], ROWS, COLS, out, &error) ==
-          ELM_STATUS_INVALID_ARGUMENT);
+    CHECK(elm_quantize(ELM_FORMAT_E4, weights, NULL, cuts[i][0], cuts[i][1], ROWS, COLS, out,
+                       &error) == ELM_STATUS_INVALID_ARGUMENT);
     CHECK(strstr(error.message, "multiples of 16") != NULL);
   }
-  CHECK(elm_quantize(ELM_FORMAT_F32, weights, 0, ROWS, ROWS, COLS, out, &error) ==
+  CHECK(elm_quantize(ELM_FORMAT_F32, weights, NULL, 0, ROWS, ROWS, COLS, out, &error) ==
         ELM_STATUS_INVALID_ARGUMENT);
-  CHECK(elm_quantize(ELM_FORMAT_E4, NULL, 0, ROWS, ROWS, COLS, out, &error) ==
+  CHECK(elm_quantize(ELM_FORMAT_E4, NULL, NULL, 0, ROWS, ROWS, COLS, out, &error) ==
         ELM_STATUS_INVALID_ARGUMENT);
-  CHECK(elm_quantize(ELM_FORMAT_E4, weights, 0, 0, 0, COLS, out, &error) ==
+  CHECK(elm_quantize(ELM_FORMAT_E4, weights, NULL, 0, 0, 0, COLS, out, &error) ==
         ELM_STATUS_INVALID_ARGUMENT);
   free(out);
   free(weights);
@@ -261,6 +301,7 @@ int main(void) {
   e8_is_within_half_a_step();
   zeros_are_exact();
   the_bytes_do_not_depend_on_the_cut();
+  importance_moves_the_error_to_where_it_matters_less();
   bad_input_is_an_error_that_says_where();
   sizes_are_those_of_the_layout();
   return check_result();

@@ -61,7 +61,7 @@ static int clamp_int(int value, int least, int most) {
 }
 
 /* Measures all candidates on the group `u` (weights over D) and empties the list. */
-static void measure(const float* u, candidates* list, group_fit* best) {
+static void measure(const float* u, const float* importance, candidates* list, group_fit* best) {
   float inverse[LANES];
   float shift[LANES];
   float errors[LANES];
@@ -73,10 +73,10 @@ static void measure(const float* u, candidates* list, group_fit* best) {
   }
   for (int i = 0; i < ELM_GROUP; i += 4) {
     for (int lane = 0; lane < LANES; ++lane) {
-      float sum = squared_distance(u[i] * inverse[lane] + shift[lane]);
-      sum += squared_distance(u[i + 1] * inverse[lane] + shift[lane]);
-      sum += squared_distance(u[i + 2] * inverse[lane] + shift[lane]);
-      sum += squared_distance(u[i + 3] * inverse[lane] + shift[lane]);
+      float sum = importance[i] * squared_distance(u[i] * inverse[lane] + shift[lane]);
+      sum += importance[i + 1] * squared_distance(u[i + 1] * inverse[lane] + shift[lane]);
+      sum += importance[i + 2] * squared_distance(u[i + 2] * inverse[lane] + shift[lane]);
+      sum += importance[i + 3] * squared_distance(u[i + 3] * inverse[lane] + shift[lane]);
       errors[lane] += sum;
     }
   }
@@ -91,7 +91,8 @@ static void measure(const float* u, candidates* list, group_fit* best) {
 
 /* The best s and z of a group: every s from the one that covers the range down to 7/8 of it, with
  * every z that moves the grid by up to half a step from the middle of the range. */
-static group_fit fit_group(const float* u, group_range range, float inverse_d) {
+static group_fit fit_group(const float* u, const float* importance, group_range range,
+                           float inverse_d) {
   const float low = range.low * inverse_d;
   const float width = range.high * inverse_d - low;
   const int widest = clamp_int((int)(width / (float)MAX_CODE) + 1, 1, MAX_SCALE);
@@ -108,12 +109,12 @@ static group_fit fit_group(const float* u, group_range range, float inverse_d) {
       list.offset[list.count] = z;
       list.count += 1;
       if (list.count == LANES) {
-        measure(u, &list, &best);
+        measure(u, importance, &list, &best);
       }
     }
   }
   if (list.count > 0) {
-    measure(u, &list, &best);
+    measure(u, importance, &list, &best);
   }
   return best;
 }
@@ -138,8 +139,8 @@ static float find_ranges(const float* weights, size_t num_groups, group_range* r
 static bool is_zero(group_range range) { return range.low == 0.0F && range.high == 0.0F; }
 
 /* Fits all groups with this D; the squared error, or a number above `limit` if it exceeds that. */
-static double fit_groups(const float* weights, const group_range* ranges, size_t num_groups,
-                         float d, double limit, group_fit* fits) {
+static double fit_groups(const float* weights, const float* importance, const group_range* ranges,
+                         size_t num_groups, float d, double limit, group_fit* fits) {
   const float inverse_d = 1.0F / d;
   const double unit = (double)d * (double)d;
   double total = 0.0;
@@ -148,15 +149,16 @@ static double fit_groups(const float* weights, const group_range* ranges, size_t
     for (size_t i = 0; i < ELM_GROUP; ++i) {
       u[i] = weights[g * ELM_GROUP + i] * inverse_d;
     }
-    fits[g] = is_zero(ranges[g]) ? (group_fit){0.0F, 1, 0} : fit_group(u, ranges[g], inverse_d);
+    fits[g] = is_zero(ranges[g]) ? (group_fit){0.0F, 1, 0}
+                                 : fit_group(u, &importance[g * ELM_GROUP], ranges[g], inverse_d);
     total += (double)fits[g].error * unit;
   }
   return total;
 }
 
 /* Writes D, s, z and the codes; returns the D that suits these integers best. */
-static float encode(const float* weights, size_t num_groups, float d, const group_fit* fits,
-                    elm_e4_row* row) {
+static float encode(const float* weights, const float* importance, size_t num_groups, float d,
+                    const group_fit* fits, elm_e4_row* row) {
   const float inverse_d = 1.0F / d;
   double product = 0.0;
   double square = 0.0;
@@ -173,15 +175,16 @@ static float encode(const float* weights, size_t num_groups, float d, const grou
       const int code = (int)nearest_code(w * inverse_d * inverse + shift);
       const double bracket = (double)(scale * code - offset);
       row->codes[g * ELM_GROUP + i] = (uint8_t)code;
-      product += bracket * (double)w;
-      square += bracket * bracket;
+      const double weighted = bracket * (double)importance[g * ELM_GROUP + i];
+      product += weighted * (double)w;
+      square += weighted * bracket;
     }
   }
   const float best = square > 0.0 ? (float)(product / square) : d;
   return best > 0.5F * d ? fmaxf(best, FLT_MIN) : d;
 }
 
-void elm_e4_fit(const float* weights, size_t num_groups, elm_e4_row* out) {
+void elm_e4_fit(const float* weights, const float* importance, size_t num_groups, elm_e4_row* out) {
   group_range ranges[ELM_SUPERBLOCK_GROUPS];
   group_fit fits[ELM_SUPERBLOCK_GROUPS];
   group_fit best[ELM_SUPERBLOCK_GROUPS];
@@ -194,15 +197,17 @@ void elm_e4_fit(const float* weights, size_t num_groups, elm_e4_row* out) {
   }
   for (int trial = 0; least > 0.0F && trial < NUM_TRIALS; ++trial) {
     const float next = fmaxf(least * (LEAST_RATIO + RATIO_STEP * (float)trial), FLT_MIN);
-    const double next_error = fit_groups(weights, ranges, num_groups, next, error, fits);
+    const double next_error =
+        fit_groups(weights, importance, ranges, num_groups, next, error, fits);
     if (next_error < error) {
       error = next_error;
       d = next;
       memcpy(best, fits, sizeof best);
     }
   }
-  const float next = encode(weights, num_groups, d, best, out);
-  if (least > 0.0F && fit_groups(weights, ranges, num_groups, next, error, fits) < error) {
-    (void)encode(weights, num_groups, next, fits, out);
+  const float next = encode(weights, importance, num_groups, d, best, out);
+  if (least > 0.0F &&
+      fit_groups(weights, importance, ranges, num_groups, next, error, fits) < error) {
+    (void)encode(weights, importance, num_groups, next, fits, out);
   }
 }

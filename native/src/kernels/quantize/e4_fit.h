@@ -17,9 +17,10 @@ typedef struct elm_e4_row {
   uint8_t codes[ELM_SUPERBLOCK];         /* q, 0..15 */
 } elm_e4_row;
 
-/* Chooses D, s, z and q together so that the squared error is small. `weights` are the
- * num_groups * 32 weights of the row, finite and at most 1e30 in size. A group of zeros gets s = 1,
- * z = 0, q = 0, a row of zeros D = 1. */
-void elm_e4_fit(const float* weights, size_t num_groups, elm_e4_row* out);
+/* Chooses D, s, z and q together so that the squared error, weighted with `importance`, is small.
+ * `weights` are the num_groups * 32 weights of the row, finite and at most 1e30 in size;
+ * `importance` has as many numbers within 0..1. A group of zeros gets s = 1, z = 0, q = 0, a row of
+ * zeros D = 1. */
+void elm_e4_fit(const float* weights, const float* importance, size_t num_groups, elm_e4_row* out);
 
 #endif

@@ -1,6 +1,7 @@
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 #include "base/status.h"
@@ -64,23 +65,35 @@ static void pack_e8_row(const float* weights, size_t r, size_t cols, uint8_t* ti
   memcpy(tile + cols / 4 * ELM_LINE + 4 * r, &d, sizeof d);
 }
 
+/* Importance of the columns of a superblock, at most 1; 1 each if `importance` is NULL. */
+static void scale_importance(const float* importance, size_t num_real, float* out) {
+  float largest = 0.0F;
+  for (size_t i = 0; importance != NULL && i < num_real; ++i) {
+    largest = fmaxf(largest, importance[i]);
+  }
+  for (size_t i = 0; i < ELM_SUPERBLOCK; ++i) {
+    const bool is_given = largest > 0.0F && i < num_real;
+    out[i] = is_given ? importance[i] / largest : 1.0F;
+  }
+}
+
 /* Row `r` of a tile of `cols` columns, of which the first `num_real` exist. */
-static void quantize_row(elm_format format, const float* weights, size_t num_real, size_t r,
-                         size_t cols, uint8_t* tile) {
+static void quantize_row(elm_format format, const float* weights, const float* importance,
+                         size_t num_real, size_t r, size_t cols, uint8_t* tile) {
   float padded[ELM_SUPERBLOCK] = {0.0F};
   memcpy(padded, weights, num_real * sizeof(float));
   if (format == ELM_FORMAT_E8) {
     pack_e8_row(padded, r, cols, tile);
   } else {
     elm_e4_row row;
-    elm_e4_fit(padded, cols / ELM_GROUP, &row);
+    elm_e4_fit(padded, importance, cols / ELM_GROUP, &row);
     pack_e4_row(&row, r, cols / ELM_GROUP, tile);
   }
 }
 
 /* One panel of `num_rows` (up to 16) rows x `cols` columns; row-major weights. */
-static void quantize_panel(elm_format format, const float* weights, size_t num_rows, size_t cols,
-                           uint8_t* panel) {
+static void quantize_panel(elm_format format, const float* weights, const float* importance,
+                           size_t num_rows, size_t cols, uint8_t* panel) {
   static const elm_e4_row past_the_end = {.scale = {1, 1, 1, 1, 1, 1, 1, 1}};
   const size_t padded = (size_t)round_up(cols, ELM_GROUP);
   memset(panel, 0, panel_bytes(format, padded));
@@ -88,8 +101,10 @@ static void quantize_panel(elm_format format, const float* weights, size_t num_r
     const size_t tile_cols = elm_superblock_cols(padded, first / ELM_SUPERBLOCK);
     const size_t num_real = cols - first < tile_cols ? cols - first : tile_cols;
     uint8_t* tile = panel + panel_bytes(format, first);
+    float scaled[ELM_SUPERBLOCK];
+    scale_importance(importance == NULL ? NULL : importance + first, num_real, scaled);
     for (size_t r = 0; r < num_rows; ++r) {
-      quantize_row(format, weights + r * cols + first, num_real, r, tile_cols, tile);
+      quantize_row(format, weights + r * cols + first, scaled, num_real, r, tile_cols, tile);
     }
     for (size_t r = num_rows; format == ELM_FORMAT_E4 && r < ELM_PANEL_ROWS; ++r) {
       pack_e4_row(&past_the_end, r, tile_cols / ELM_GROUP, tile);
@@ -97,9 +112,9 @@ static void quantize_panel(elm_format format, const float* weights, size_t num_r
   }
 }
 
-elm_status elm_quantize(elm_format format, const float* weights, uint64_t first_row,
-                        uint64_t num_rows, uint64_t rows, uint64_t cols, void* out,
-                        elm_error* error) {
+elm_status elm_quantize(elm_format format, const float* weights, const float* importance,
+                        uint64_t first_row, uint64_t num_rows, uint64_t rows, uint64_t cols,
+                        void* out, elm_error* error) {
   const elm_status invalid = ELM_STATUS_INVALID_ARGUMENT;
   const uint64_t stride = panel_bytes(format, round_up(cols, ELM_GROUP));
   if (format != ELM_FORMAT_E4 && format != ELM_FORMAT_E8) {
@@ -127,10 +142,18 @@ elm_status elm_quantize(elm_format format, const float* weights, uint64_t first_
                       first_row + i / cols, i % cols, (double)weights[i]);
     }
   }
+  for (uint64_t i = 0; importance != NULL && i < cols; ++i) {
+    if (!(importance[i] >= 0.0F && importance[i] <= MAX_WEIGHT)) {
+      return elm_fail(error, invalid,
+                      "importance of column %" PRIu64 " is %g: it must be within 0 to 1e30", i,
+                      (double)importance[i]);
+    }
+  }
   for (uint64_t done = 0; done < num_rows; done += ELM_PANEL_ROWS) {
     const uint64_t rest = num_rows - done;
-    quantize_panel(format, weights + done * cols, rest < ELM_PANEL_ROWS ? rest : ELM_PANEL_ROWS,
-                   cols, (uint8_t*)out + (first_row + done) / ELM_PANEL_ROWS * stride);
+    quantize_panel(format, weights + done * cols, importance,
+                   rest < ELM_PANEL_ROWS ? rest : ELM_PANEL_ROWS, cols,
+                   (uint8_t*)out + (first_row + done) / ELM_PANEL_ROWS * stride);
   }
   return ELM_STATUS_OK;
 }
