@@ -213,40 +213,43 @@ static void the_bytes_do_not_depend_on_the_cut(void) {
   free(weights);
 }
 
-/* Squared error of row 0, weighted. */
-static double weighted_error(const uint8_t* tensor, const float* weights, const float* importance,
-                             size_t cols) {
+/* Squared error of a panel of 256 columns, weighted. */
+static double weighted_error(const uint8_t* panel, const float* weights, const float* importance) {
   double error = 0.0;
-  for (size_t k = 0; k < cols; ++k) {
-    const int32_t bracket =
-        elm_e4_scale(tensor, cols, 0, k / ELM_GROUP) * elm_e4_code(tensor, 0, k) -
-        elm_e4_zero(tensor, cols, 0, k / ELM_GROUP);
-    const double found = (double)elm_e4_d(tensor, cols, 0) * (double)bracket;
-    error += (double)importance[k] * (found - (double)weights[k]) * (found - (double)weights[k]);
+  for (size_t i = 0; i < (size_t)ELM_PANEL_ROWS * ELM_SUPERBLOCK; ++i) {
+    const size_t r = i / ELM_SUPERBLOCK;
+    const size_t k = i % ELM_SUPERBLOCK;
+    const int32_t scale = elm_e4_scale(panel, ELM_SUPERBLOCK, r, k / ELM_GROUP);
+    const int32_t zero = elm_e4_zero(panel, ELM_SUPERBLOCK, r, k / ELM_GROUP);
+    const double bracket = (double)(scale * elm_e4_code(panel, r, k) - zero);
+    const double distance =
+        (double)elm_e4_d(panel, ELM_SUPERBLOCK, r) * bracket - (double)weights[i];
+    error += (double)importance[k] * distance * distance;
   }
   return error;
 }
 
 static void importance_moves_the_error_to_where_it_matters_less(void) {
-  enum { COLS = 256 };
-  uint8_t* out = malloc((size_t)elm_tensor_bytes(ELM_FORMAT_E4, 1, COLS));
+  enum { ROWS = ELM_PANEL_ROWS, COLS = ELM_SUPERBLOCK };
+  const size_t bytes = (size_t)elm_tensor_bytes(ELM_FORMAT_E4, ROWS, COLS);
+  uint8_t* out = malloc(bytes);
   for (int kind = 0; kind < 2; ++kind) {
-    float* weights = random_weights(kind, 1, COLS);
+    float* weights = random_weights(kind, ROWS, COLS);
+    uint8_t* plain = quantize(ELM_FORMAT_E4, weights, ROWS, COLS);
     float importance[COLS];
     for (int k = 0; k < COLS; ++k) {
       importance[k] = k % 5 == 0 ? 50.0F : 0.01F;
     }
-    uint8_t* plain = quantize(ELM_FORMAT_E4, weights, 1, COLS);
-    CHECK(elm_quantize(ELM_FORMAT_E4, weights, importance, 0, 1, 1, COLS, out, NULL) ==
+    CHECK(elm_quantize(ELM_FORMAT_E4, weights, importance, 0, ROWS, ROWS, COLS, out, NULL) ==
           ELM_STATUS_OK);
-    CHECK(weighted_error(out, weights, importance, COLS) <
-          0.8 * weighted_error(plain, weights, importance, COLS));
+    CHECK(weighted_error(out, weights, importance) <
+          0.8 * weighted_error(plain, weights, importance));
     for (int k = 0; k < COLS; ++k) {
       importance[k] = 3.0F;
     }
-    CHECK(elm_quantize(ELM_FORMAT_E4, weights, importance, 0, 1, 1, COLS, out, NULL) ==
+    CHECK(elm_quantize(ELM_FORMAT_E4, weights, importance, 0, ROWS, ROWS, COLS, out, NULL) ==
           ELM_STATUS_OK);
-    CHECK(memcmp(out, plain, (size_t)elm_tensor_bytes(ELM_FORMAT_E4, 1, COLS)) == 0);
+    CHECK(memcmp(out, plain, bytes) == 0);
     free(plain);
     free(weights);
   }
