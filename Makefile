@@ -26,7 +26,7 @@ comma := ,
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help demo test lint format typecheck tidy install test-c test-sanitize test-aarch64 \
-        test-python test-wheel models-check fuzz bench clean
+        test-python test-wheel models-check fuzz bench arm-report clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -189,6 +189,9 @@ fuzz: $(DEV) install ## fuzz the C reader: FUZZ_RUNS executions (10 million), ne
 bench: install ## speed of SmolLM2 on this machine
 	@$(EDGELLM) pull smollm2
 	$(EDGELLM) bench smollm2 $(ARGS)
+
+arm-report: $(DEV) ## cycles of the ARM loops by llvm-mca; ARGS="--peers FOLDER" adds peers
+	@$(PY) tests/tools/arm_report.py $(ARGS)
 
 clean: ## remove build products; keeps the environment and pulled models
 	@rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis $(VENV)/.installed
