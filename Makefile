@@ -26,7 +26,7 @@ comma := ,
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help demo test lint format typecheck tidy install test-c test-sanitize test-aarch64 \
-        test-python test-wheel models-check fuzz bench arm-report clean
+        test-x86-models test-python test-wheel models-check fuzz bench arm-report clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -142,6 +142,11 @@ test-aarch64: $(DEV) ## C tests for AArch64 under qemu (skipped without a cross 
 	else
 	    echo "SKIPPED: needs Debian's gcc-aarch64-linux-gnu and qemu-user"
 	fi
+
+# A part of test-python. Old CPUs are emulated: works or says what is missing, same bits.
+test-x86-models: $(DEV) install test-c ## x86-64 without AVX2, AVX-512 under qemu
+	$(call say,pytest: emulated x86-64 processors)
+	@$(PY) -m pytest -q tests/kernels/test_x86_models.py
 
 # ---- Python tests ---------------------------------------------------------------------------------
 
