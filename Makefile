@@ -191,7 +191,7 @@ fuzz: $(DEV) install ## fuzz the C reader: FUZZ_RUNS executions (10 million), ne
 	    -rss_limit_mb=2048 -print_final_stats=1 corpus
 	grep -h number_of_executed_units fuzz-*.log
 
-bench: install ## speed of SmolLM2 on this machine
+bench: install ## speed of SmolLM2 on this machine, beside the stored run (ARGS=--save-baseline)
 	@$(EDGELLM) pull smollm2
 	$(EDGELLM) bench smollm2 $(ARGS)
 

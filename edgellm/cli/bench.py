@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -12,15 +14,27 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from edgellm import __version__
 from edgellm.cli import _store
 from edgellm.cli._format import format_bytes, table
 
 if TYPE_CHECKING:
     from edgellm._native import NativeModel, NativeSession
+    from edgellm.engine.baseline import Run
 
 __all__ = ["command"]
 
 _SEED = 42
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Test:
+    """What is measured: lengths in tokens, and how often."""
+
+    prompt: int
+    gen: int
+    depth: int
+    repetitions: int
 
 
 @click.command()
@@ -39,6 +53,11 @@ _SEED = 42
     is_flag=True,
     help="Measure passes of 1 to 16 tokens instead, and keep the result for this device.",
 )
+@click.option(
+    "--save-baseline",
+    is_flag=True,
+    help="Keep this run as the one that later runs are compared with.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     model: str,
@@ -50,6 +69,7 @@ def command(
     isa: str | None,
     kv: str | None,
     verify_cost: bool,
+    save_baseline: bool,
     as_json: bool,
 ) -> None:
     """Measure speed, with the columns and test names of llama-bench.
@@ -57,18 +77,29 @@ def command(
     pp512 computes a prompt of 512 random tokens, tg128 generates 128 tokens greedily and does not
     stop at an end-of-text token. "at d" is how many tokens precede them. A first run of each is
     not counted.
+
+    The first run of 3 repetitions or more is kept for this device, model and way of running it;
+    later ones are compared with it. A difference of the medians within the larger of the two
+    ranges (fastest minus slowest repetition) is noise.
     """
     from edgellm._native import NativeModel
+    from edgellm.engine.baseline import MIN_ROUNDS
 
-    if verify_cost and _given("prompt", "gen", "depth"):
-        raise click.UsageError("--verify-cost has lengths of its own; leave out -p, -n and -d")
+    if verify_cost and _given("prompt", "gen", "depth", "save_baseline"):
+        raise click.UsageError(
+            "--verify-cost has lengths and a record of its own; leave out -p, -n, -d and"
+            " --save-baseline"
+        )
+    if save_baseline and repetitions < MIN_ROUNDS:
+        raise click.UsageError(f"--save-baseline needs -r {MIN_ROUNDS} or more")
+    test = _Test(prompt=prompt, gen=gen, depth=depth, repetitions=repetitions)
     path = _store.resolve(model)
     name, parameters, prompt_weights = _describe(path)
     with NativeModel(path, threads=threads or 0, isa=isa, kv=kv) as native:
         if verify_cost:
             result, text = _verify_cost(native, repetitions), _verify_text
         else:
-            result, text = _measure(native, prompt_weights, prompt, gen, depth, repetitions), _text
+            result, text = _measure(native, prompt_weights, test, save_baseline), _text
         result = {
             "model": name,
             "path": str(path),
@@ -123,34 +154,46 @@ def _verify_text(result: dict[str, Any]) -> str:
 
 
 def _measure(
-    native: NativeModel, prompt_weights: int, prompt: int, gen: int, depth: int, repetitions: int
+    native: NativeModel, prompt_weights: int, test: _Test, save_baseline: bool
 ) -> dict[str, Any]:
     from edgellm import _native
+    from edgellm.engine.baseline import Run, load_run
     from edgellm.engine.memory import peak_memory_bytes
 
     info = native.info
-    length = depth + max(prompt, gen) + 2
+    length = test.depth + max(test.prompt, test.gen) + 2
     if length > info.max_context:
         raise ValueError(
             f"the tests need {length} tokens of context, the model has {info.max_context}"
         )
     session = native.create_session(length)
     kv_format = session.info().kv_format
-    prefill, first, decode = _Runs(session, info.num_tokens, prompt, gen, depth).repeat(repetitions)
+    path = _baseline_path(native, kv_format, test)
+    baseline = None if save_baseline else load_run(path)
+    prefill, first, decode = _Runs(session, info.num_tokens, test).repeat(test.repetitions)
     peak = peak_memory_bytes()  # before the probe, which takes memory of its own
     session.close()
     probe = _native.probe_read(info.weight_bytes_per_token, info.num_threads)
     peak_ops = _native.probe_int8(info.isa, info.num_threads)
-    prefill_tok_s = [prompt / seconds for seconds in prefill]
-    decode_tok_s = [gen / seconds for seconds in decode]
+    prefill_tok_s = [test.prompt / seconds for seconds in prefill]
+    decode_tok_s = [test.gen / seconds for seconds in decode]
+    run = Run(
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        version=__version__,
+        prefill=tuple(prefill_tok_s),
+        decode=tuple(decode_tok_s),
+        probe_gb_s=probe / 1e9,
+    )
     read = statistics.median(decode_tok_s) * info.weight_bytes_per_token
     prefill_ops = 2 * prompt_weights * statistics.median(prefill_tok_s)
     return {
-        "n_prompt": prompt,
-        "n_gen": gen,
-        "n_depth": depth,
-        "repetitions": repetitions,
+        "n_prompt": test.prompt,
+        "n_gen": test.gen,
+        "n_depth": test.depth,
+        "repetitions": test.repetitions,
         "kv_format": kv_format,
+        "prefill_rounds_tok_s": prefill_tok_s,
+        "decode_rounds_tok_s": decode_tok_s,
         "prefill_tok_s": statistics.median(prefill_tok_s),
         "prefill_sd": _sd(prefill_tok_s),
         "decode_tok_s": statistics.median(decode_tok_s),
@@ -164,25 +207,61 @@ def _measure(
         "prefill_gop_s": prefill_ops / 1e9,
         "int8_peak_gop_s": peak_ops / 1e9,
         "prefill_share": prefill_ops / peak_ops,
+        "baseline": _keep(path, run, save_baseline) if baseline is None else _beside(run, baseline),
+    }
+
+
+def _baseline_path(native: NativeModel, kv_format: str, test: _Test) -> Path:
+    from edgellm import devices
+    from edgellm.engine._store import store_path
+
+    lengths = (f"pp{test.prompt}", f"tg{test.gen}", f"d{test.depth}")
+    device = devices.probe("cpu").description
+    return store_path(_store.cache_folder(), "bench", native, kv_format, device, *lengths)
+
+
+def _keep(path: Path, run: Run, is_asked: bool) -> dict[str, Any] | None:
+    """Stores the run if it is long enough; that it cannot be is an error only if it was asked."""
+    from edgellm.engine.baseline import MIN_ROUNDS, store_run
+
+    if len(run.prefill) < MIN_ROUNDS:
+        return None
+    try:
+        store_run(path, run)
+    except OSError as err:
+        if is_asked:
+            raise
+        click.echo(f"edgellm: this run is not kept to compare with: {err}", err=True)
+        return None
+    return {"stored": str(path)}
+
+
+def _beside(run: Run, baseline: Run) -> dict[str, Any]:
+    from edgellm.engine.baseline import compare
+
+    return {
+        "date": baseline.date,
+        "version": baseline.version,
+        "prefill": asdict(compare(run.prefill, baseline.prefill)),
+        "decode": asdict(compare(run.decode, baseline.decode)),
+        "probe_ratio": run.probe_gb_s / baseline.probe_gb_s,
     }
 
 
 class _Runs:
     """Times prompts and generations on one session."""
 
-    def __init__(
-        self, session: NativeSession, num_tokens: int, prompt: int, gen: int, depth: int
-    ) -> None:
+    def __init__(self, session: NativeSession, num_tokens: int, test: _Test) -> None:
         import numpy as np
 
         from edgellm._native import Sampling
 
         self._session = session
-        self._gen = gen
+        self._gen = test.gen
         self._chunk = session.info().chunk_length
         random = np.random.default_rng(_SEED)
-        self._before = random.integers(0, num_tokens, depth, dtype=np.int32)
-        self._prompt = random.integers(0, num_tokens, prompt, dtype=np.int32)
+        self._before = random.integers(0, num_tokens, test.depth, dtype=np.int32)
+        self._prompt = random.integers(0, num_tokens, test.prompt, dtype=np.int32)
         self._greedy = Sampling().to_struct()
 
     def repeat(self, times: int) -> tuple[list[float], list[float], list[float]]:
@@ -263,8 +342,27 @@ def _text(result: dict[str, Any]) -> str:
         f"prefill computes     {result['prefill_gop_s']:.0f} GOP/s in matrices,"
         f" {result['prefill_share']:.0%} of the {result['int8_peak_gop_s']:.0f} GOP/s of"
         f" {result['isa']}",
+        *_baseline_text(result["baseline"]),
     ]
     return "\n".join(lines)
+
+
+def _baseline_text(baseline: dict[str, Any] | None) -> list[str]:
+    if baseline is None:
+        return []
+    if "stored" in baseline:
+        return [f"later runs           are compared with this one, {baseline['stored']}"]
+    lines = [
+        f"compared with        the run of {baseline['date']}, edgellm {baseline['version']};"
+        " --save-baseline replaces it"
+    ]
+    for what in ("prefill", "decode"):
+        one = baseline[what]
+        lines.append(
+            f"  {what:<18} {one['ratio']:.2f} x, range {one['spread']:.0%} now,"
+            f" {one['stored_spread']:.0%} then: {one['verdict']}"
+        )
+    return [*lines, f"  plain reading      {baseline['probe_ratio']:.2f} x"]
 
 
 def _speed(result: dict[str, Any], what: str) -> str:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import statistics
 from pathlib import Path
 from time import perf_counter
 
 from edgellm._native import NativeModel
+from edgellm.engine._store import store_path, write_record
 
 __all__ = ["MAX_COLUMNS", "VERIFY_DEPTH", "measure_verify_cost", "store_verify_cost"]
 
@@ -76,10 +74,7 @@ def store_verify_cost(
         OSError: it cannot be written.
     """
     info = native.info
-    place = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    run = f"{info.isa}-{info.num_threads}-{kv_format}"
-    path = folder / f"verify-cost-{place}-{info.model_id[:16]}-{run}.json"
-    folder.mkdir(parents=True, exist_ok=True)
+    path = store_path(folder, "verify-cost", native, kv_format, device)
     record = {
         "device": device,
         "model_id": info.model_id,
@@ -89,10 +84,5 @@ def store_verify_cost(
         "depth": VERIFY_DEPTH,
         "seconds": seconds,
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(json.dumps(record) + "\n", encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_record(path, record)
     return path
