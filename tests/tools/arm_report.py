@@ -7,7 +7,9 @@ disassembly and given to llvm-mca, a static model of a core. It knows latencies,
 width, assumes that every load hits the first-level cache and every branch is predicted, and says
 nothing about tokens per second.
 
-FOLDER holds unpacked packages of other projects (see PEERS); their loops are counted alike.
+FOLDER holds unpacked packages of other projects (ARCHITECTURE.md says which); their loops are
+counted alike. `cycles/byte` is per byte of codes that a loop reads; `bound by` is what llvm-mca
+names, with the share of cycles it is felt in.
 """
 
 from __future__ import annotations
@@ -159,15 +161,19 @@ def our_rows(op: str, isa: str, functions: dict[str, list[Instruction]]) -> list
     """The loops of a kernel: a few rows of activations and many, and a tile's expansion."""
     loops = [loop for name, body in functions.items() for loop in find_loops(name, body)]
     products = [(loop, find_shape(loop.body)) for loop in loops if loop.macs]
-    most = max(shape.num_rows for _, shape in products)
+    if op.startswith("ge"):
+        # A row without a partner in a matrix product is its own: a longer loop of the same shape.
+        products.sort(key=lambda product: -len(product[0].body))
+        by_rows = {shape.num_rows: (loop, shape) for loop, shape in products}
+        products = [
+            by_rows[m] for m in sorted(by_rows) if m == max(by_rows) or (m == 1 and "gemv" in op)
+        ]
     rows: list[Row] = []
     for loop, shape in products:
-        if op.startswith("ge") and shape.num_rows not in {most, 1 if "gemv" in op else most}:
-            continue
-        is_packed = any(re.match(r"ushr\tv.*#4$", i.text) for i in loop.body)
         part = "inner loop"
         if op.startswith("attention"):  # the tile's scores come before its values
             part = "p.v" if any(row.num_rows == shape.num_rows for row in rows) else "q.k"
+        is_packed = any(re.match(r"ushr\tv.*#4$", i.text) for i in loop.body)
         row = Row(
             name=op,
             part=part,
