@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from edgellm.cli import _onnx
 from edgellm.cli._format import format_bytes, table
 from edgellm.cli._progress import Bar
 
@@ -42,6 +43,7 @@ _CHAT = (
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done and write nothing.")
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing but errors.")
+@_onnx.options
 def command(
     source: Path,
     output: Path | None,

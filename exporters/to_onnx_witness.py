@@ -1,0 +1,173 @@
+"""ONNX Runtime as a witness: logits of an exported folder, computed without any code of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm._native import NativeModel
+from edgellm.errors import EdgeLLMError
+from edgellm.exporters.to_onnx import MODEL_NAME, export_onnx, load_package
+from edgellm.format import EdgeFile
+from edgellm.types import Float32Array
+
+__all__ = ["MAX_MEAN_KL", "Agreement", "OnnxModel", "compare"]
+
+# Mean nats a token. ONNX Runtime computes in float32; what the runtime rounds, activations to int8
+# and keys and values to float16, may cost this much.
+MAX_MEAN_KL: Final = 0.003
+_MAX_TOKENS: Final = 512
+_ROWS: Final = 64  # of logits compared at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """The runtime's logits against ONNX Runtime's.
+
+    Attributes:
+        witness: ONNX Runtime's name and version.
+        num_tokens: Positions compared.
+        mean_kl: KL(ONNX Runtime || edgellm), nats a token.
+        max_kl: The largest of a position.
+        top1: Share of positions with the same most probable token.
+        greedy: For each greedy continuation of the file, how many of its tokens ONNX Runtime gives
+            before the first other one, and how many there are.
+    """
+
+    witness: str
+    num_tokens: int
+    mean_kl: float
+    max_kl: float
+    top1: float
+    greedy: tuple[tuple[int, int], ...]
+
+
+class OnnxModel:
+    """An ONNX folder open in ONNX Runtime, on the CPU.
+
+    Args:
+        folder: as `export_onnx` writes it.
+        threads: None: as many as ONNX Runtime likes.
+
+    Raises:
+        EdgeLLMError: ONNX Runtime refuses the model.
+        MissingExtraError: onnxruntime is not installed.
+    """
+
+    def __init__(self, folder: Path, *, threads: int | None = None) -> None:
+        runtime = load_package("onnxruntime")
+        self.version: str = runtime.__version__
+        options = runtime.SessionOptions()
+        options.log_severity_level = 4  # what it would print is in the exception as well
+        options.intra_op_num_threads = threads or 0
+        # Repacked copies of the weights would take their size again and gain little here.
+        options.add_session_config_entry("session.disable_prepacking", "1")
+        try:
+            self._session = runtime.InferenceSession(
+                str(folder / MODEL_NAME), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:  # its exceptions have no common base
+            raise EdgeLLMError(f"{folder / MODEL_NAME}: ONNX Runtime: {error}") from None
+        self._past = {
+            value.name: tuple(size if isinstance(size, int) else 0 for size in value.shape[1:])
+            for value in self._session.get_inputs()
+            if value.name.startswith("past_key_values.")
+        }
+
+    def logits(self, ids: Sequence[int]) -> Float32Array:
+        """Logits of a sequence.
+
+        Args:
+            ids: n token ids.
+
+        Returns:
+            (n, vocab) float32, padding rows of the vocabulary included.
+        """
+        shape = (1, len(ids))
+        inputs: dict[str, Any] = {
+            "input_ids": np.array(ids, np.int64).reshape(shape),
+            "attention_mask": np.ones(shape, np.int64),
+            "position_ids": np.arange(len(ids)).reshape(shape),
+        }
+        inputs |= {name: np.zeros((1, *sizes), np.float32) for name, sizes in self._past.items()}
+        logits: Float32Array = self._session.run(["logits"], inputs)[0][0]
+        return logits
+
+
+def compare(path: Path, native: NativeModel, *, threads: int | None = None) -> Agreement:
+    """Exports a model to a temporary folder and runs it there, in ONNX Runtime.
+
+    The folder takes about 1.3 times the file on the disk (set TMPDIR for another place), and ONNX
+    Runtime about 3 times the file of memory.
+
+    Args:
+        path: the `.edge` file.
+        native: the same file in the runtime.
+        threads: as for OnnxModel.
+
+    Raises:
+        EdgeLLMError: as `export_onnx` and OnnxModel.
+    """
+    with EdgeFile.open(path) as file:
+        vectors = file.test_vectors
+    ids = _sequence(vectors, native.info.max_context)
+    load_package("onnxruntime")  # before the work
+    with TemporaryDirectory(prefix="edgellm-") as folder:
+        output = Path(folder) / "onnx"
+        export_onnx(path, output, "int4")
+        model = OnnxModel(output, threads=threads)
+        known = native.info.num_tokens  # the rest are padding
+        session = native.create_session(len(ids))
+        kl, is_same = _divergence(
+            model.logits(ids)[:, :known], session.prefill(ids, len(ids))[:, :known]
+        )
+        session.close()
+        greedy = tuple(_follow(model, vector, known) for vector in vectors["greedy"])
+    return Agreement(
+        witness=f"ONNX Runtime {model.version}",
+        num_tokens=len(ids),
+        mean_kl=float(kl.mean()),
+        max_kl=float(kl.max()),
+        top1=float(is_same.mean()),
+        greedy=greedy,
+    )
+
+
+def _sequence(vectors: dict[str, Any], limit: int) -> list[int]:
+    """The file's chats as one sequence, or its texts where it has no template."""
+    for kind in ("chats", "texts"):
+        ids: list[int] = [i for vector in vectors[kind] for i in vector["ids"]]
+        if ids:
+            return ids[: min(_MAX_TOKENS, limit)]
+    raise EdgeLLMError("verify: the file has neither chats nor texts to compare on")
+
+
+def _divergence(
+    expected: Float32Array, found: Float32Array
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """KL(expected || found) of each row, and whether both have the same largest logit."""
+    kl = np.empty(len(expected))
+    for start in range(0, len(expected), _ROWS):
+        rows = slice(start, start + _ROWS)
+        p, q = (_log_softmax(logits[rows]) for logits in (expected, found))
+        kl[rows] = (np.exp(p) * (p - q)).sum(axis=1)
+    return kl, expected.argmax(axis=1) == found.argmax(axis=1)
+
+
+def _log_softmax(logits: Float32Array) -> npt.NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+
+
+def _follow(model: OnnxModel, vector: dict[str, Any], known: int) -> tuple[int, int]:
+    """One pass over prompt and continuation tells what greedy decoding would have chosen."""
+    prompt, wanted = vector["ids"], vector["continuation"]
+    logits = model.logits(prompt + wanted[:-1])[len(prompt) - 1 :, :known]
+    differs = np.flatnonzero(logits.argmax(axis=1) != np.array(wanted))
+    return int(differs[0]) if differs.size else len(wanted), len(wanted)
