@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edgellm._native import NativeModel
+from edgellm._native import ModelInfo, NativeModel
 from edgellm.errors import EdgeLLMError
 from edgellm.exporters.to_onnx import MODEL_NAME, export_onnx, load_package
 from edgellm.format import EdgeFile
@@ -23,7 +23,7 @@ __all__ = ["MAX_MEAN_KL", "Agreement", "OnnxModel", "compare"]
 # and keys and values to float16, may cost this much.
 MAX_MEAN_KL: Final = 0.003
 _MAX_TOKENS: Final = 512
-_ROWS: Final = 64  # of logits compared at a time
+_LOGITS: Final = 1 << 25  # held at a time, 128 MB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,37 +74,41 @@ class OnnxModel:
             )
         except Exception as error:  # its exceptions have no common base
             raise EdgeLLMError(f"{folder / MODEL_NAME}: ONNX Runtime: {error}") from None
-        self._past = {
-            value.name: tuple(size if isinstance(size, int) else 0 for size in value.shape[1:])
+        self._empty = {
+            value.name: np.zeros((1, value.shape[1], 0, value.shape[3]), np.float32)
             for value in self._session.get_inputs()
             if value.name.startswith("past_key_values.")
         }
 
-    def logits(self, ids: Sequence[int]) -> Float32Array:
-        """Logits of a sequence.
+    def logits(self, ids: Sequence[int], past: dict[str, Float32Array]) -> Float32Array:
+        """Logits of a piece of a sequence.
 
         Args:
             ids: n token ids.
+            past: keys and values of the tokens before them, empty for the first; receives these.
 
         Returns:
             (n, vocab) float32, padding rows of the vocabulary included.
         """
-        shape = (1, len(ids))
+        before = past or self._empty
+        start = next(iter(before.values())).shape[2]
         inputs: dict[str, Any] = {
-            "input_ids": np.array(ids, np.int64).reshape(shape),
-            "attention_mask": np.ones(shape, np.int64),
-            "position_ids": np.arange(len(ids)).reshape(shape),
+            "input_ids": np.array([ids], np.int64),
+            "attention_mask": np.ones((1, start + len(ids)), np.int64),
+            "position_ids": start + np.arange(len(ids))[None],
         }
-        inputs |= {name: np.zeros((1, *sizes), np.float32) for name, sizes in self._past.items()}
-        logits: Float32Array = self._session.run(["logits"], inputs)[0][0]
-        return logits
+        names = [name.replace("past_key_values", "present") for name in before]
+        logits, *present = self._session.run(["logits", *names], inputs | before)
+        past.update(zip(before, present, strict=True))
+        found: Float32Array = logits[0]
+        return found
 
 
 def compare(path: Path, native: NativeModel, *, threads: int | None = None) -> Agreement:
     """Exports a model to a temporary folder and runs it there, in ONNX Runtime.
 
-    The folder takes about 1.3 times the file on the disk (set TMPDIR for another place), and ONNX
-    Runtime about 3 times the file of memory.
+    The folder takes about 1.3 times the file on the disk (set TMPDIR for another place). ONNX
+    Runtime needs that in memory, and the largest matrix, head or embedding, in float32.
 
     Args:
         path: the `.edge` file.
@@ -122,13 +126,8 @@ def compare(path: Path, native: NativeModel, *, threads: int | None = None) -> A
         output = Path(folder) / "onnx"
         export_onnx(path, output, "int4")
         model = OnnxModel(output, threads=threads)
-        known = native.info.num_tokens  # the rest are padding
-        session = native.create_session(len(ids))
-        kl, is_same = _divergence(
-            model.logits(ids)[:, :known], session.prefill(ids, len(ids))[:, :known]
-        )
-        session.close()
-        greedy = tuple(_follow(model, vector, known) for vector in vectors["greedy"])
+        kl, is_same = _divergence(model, native, ids)
+        greedy = tuple(_follow(model, vector, native.info) for vector in vectors["greedy"])
     return Agreement(
         witness=f"ONNX Runtime {model.version}",
         num_tokens=len(ids),
@@ -149,25 +148,37 @@ def _sequence(vectors: dict[str, Any], limit: int) -> list[int]:
 
 
 def _divergence(
-    expected: Float32Array, found: Float32Array
+    model: OnnxModel, native: NativeModel, ids: list[int]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """KL(expected || found) of each row, and whether both have the same largest logit."""
-    kl = np.empty(len(expected))
-    for start in range(0, len(expected), _ROWS):
-        rows = slice(start, start + _ROWS)
-        p, q = (_log_softmax(logits[rows]) for logits in (expected, found))
-        kl[rows] = (np.exp(p) * (p - q)).sum(axis=1)
-    return kl, expected.argmax(axis=1) == found.argmax(axis=1)
+    """KL(ONNX Runtime || edgellm) at each position, and whether both choose the same token.
+
+    The sequence goes through both caches in pieces.
+    """
+    known = native.info.num_tokens  # the rest are padding
+    at_once = max(1, _LOGITS // native.info.vocab_size)
+    kl, is_same = np.empty(len(ids)), np.empty(len(ids), np.bool_)
+    session = native.create_session(len(ids))
+    past: dict[str, Float32Array] = {}
+    for start in range(0, len(ids), at_once):
+        piece = ids[start : start + at_once]
+        expected = model.logits(piece, past)[:, :known]
+        found = session.prefill(piece, len(piece))[:, :known]
+        is_same[start : start + at_once] = expected.argmax(axis=1) == found.argmax(axis=1)
+        for row, pair in enumerate(zip(expected, found, strict=True), start):
+            p, q = (_log_softmax(logits) for logits in pair)
+            kl[row] = np.exp(p) @ (p - q)
+    session.close()
+    return kl, is_same
 
 
 def _log_softmax(logits: Float32Array) -> npt.NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
+    shifted = logits.astype(np.float64) - logits.max()
+    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
-def _follow(model: OnnxModel, vector: dict[str, Any], known: int) -> tuple[int, int]:
+def _follow(model: OnnxModel, vector: dict[str, Any], info: ModelInfo) -> tuple[int, int]:
     """One pass over prompt and continuation tells what greedy decoding would have chosen."""
     prompt, wanted = vector["ids"], vector["continuation"]
-    logits = model.logits(prompt + wanted[:-1])[len(prompt) - 1 :, :known]
+    logits = model.logits(prompt + wanted[:-1], {})[len(prompt) - 1 :, : info.num_tokens]
     differs = np.flatnonzero(logits.argmax(axis=1) != np.array(wanted))
     return int(differs[0]) if differs.size else len(wanted), len(wanted)
