@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from edgellm.errors import FormatError
 from edgellm.format import EdgeFile
 from edgellm.format.layout import dequantize
 from edgellm.format.spec import SUPERBLOCK_COLS
-from edgellm.models._spec import Layer, ModelDescription, canonical_shapes
+from edgellm.models._spec import ModelDescription, canonical_shapes
 from edgellm.models._tensors import file_shapes, unfuse
 from edgellm.types import Float32Array
 
@@ -41,6 +41,13 @@ class ReferenceCache:
         both = (np.concatenate([old_keys, keys]), np.concatenate([old_values, values]))
         self._layers[layer] = both
         return both
+
+
+class Positions(NamedTuple):
+    """Positions of tokens, (n,), and for each RoPE their cosine and sine, (n, 1, d / 2)."""
+
+    numbers: npt.NDArray[np.int_]
+    rotations: tuple[tuple[Float32Array, Float32Array], ...]
 
 
 class ReferenceModel:
@@ -133,19 +140,29 @@ class ReferenceModel:
         self, ids: Sequence[int] | npt.NDArray[np.integer], past: ReferenceCache | None = None
     ) -> Float32Array:
         """What the head sees: `forward` up to the final norm, (n, hidden_size) float32."""
-        this = self.description
+        cache = past if past is not None else ReferenceCache(self.description)
+        x = self.embed(ids)
+        positions = self.positions(cache.num_tokens, len(x))
+        for number in range(self.description.num_layers):
+            mixed = self.attend(self.attention_input(x, number), number, positions, cache)
+            x = x + self.attention_output(mixed, number)
+            x = x + self.ffn_output(self.ffn_hidden(self.ffn_input(x, number), number), number)
+        cache.num_tokens += len(x)
+        return self.final(x)
+
+    def embed(self, ids: Sequence[int] | npt.NDArray[np.integer]) -> Float32Array:
+        """The residual stream before the first layer, (n, hidden); errors as for `forward`."""
         ids = np.asarray(ids)
-        if not ids.size or ids.min() < 0 or ids.max() >= this.vocab_size:
-            raise ValueError(f"ids must be 0 to {this.vocab_size - 1}, one or more")
-        cache = past if past is not None else ReferenceCache(this)
-        positions = cache.num_tokens + np.arange(len(ids))
-        rotations = [_rotation(positions, table) for table in this.inv_freqs]
-        x = self._get("embed")[ids] * np.float32(this.embedding_scale)
-        for number, layer in enumerate(this.layers):
-            x = x + self._attention(x, number, layer, positions, rotations[layer.rope], cache)
-            x = x + self._ffn(x, number)
-        cache.num_tokens += len(ids)
-        return self._norm(x, "final_norm")
+        if not ids.size or ids.min() < 0 or ids.max() >= self.description.vocab_size:
+            raise ValueError(f"ids must be 0 to {self.description.vocab_size - 1}, one or more")
+        scaled = self._get("embed")[ids] * np.float32(self.description.embedding_scale)
+        return np.asarray(scaled, np.float32)
+
+    def positions(self, first: int, count: int) -> Positions:
+        """Positions `first` to `first + count - 1` with their rotations."""
+        numbers = first + np.arange(count)
+        tables = self.description.inv_freqs
+        return Positions(numbers, tuple(_rotation(numbers, table) for table in tables))
 
     def logits(self, hidden: Float32Array) -> Float32Array:
         """The head.
@@ -159,27 +176,37 @@ class ReferenceModel:
         """
         return self._linear(hidden, "embed" if self.description.is_tied else "head")
 
-    def _attention(
-        self,
-        x: Float32Array,
-        number: int,
-        layer: Layer,
-        positions: npt.NDArray[np.int_],
-        rotation: tuple[Float32Array, Float32Array],
-        cache: ReferenceCache,
+    def attention_input(self, x: Float32Array, number: int) -> Float32Array:
+        """What layer `number`'s q, k and v multiply: the residual stream (n, hidden), normed."""
+        return self._norm(x, f"layers.{number}.attn_norm")
+
+    def attend(
+        self, normed: Float32Array, number: int, positions: Positions, cache: ReferenceCache
     ) -> Float32Array:
+        """What layer `number`'s o multiplies.
+
+        Args:
+            normed: (n, hidden) from `attention_input`.
+            number: of the layer.
+            positions: of the n tokens, from `positions`.
+            cache: the tokens before them; receives these as well.
+
+        Returns:
+            (n, num_heads * head_dim) float32.
+        """
         this = self.description
+        layer = this.layers[number]
         name = f"layers.{number}."
-        normed = self._norm(x, name + "attn_norm")
         heads = {}
         for role in ("q", "k", "v"):
             y = self._linear(normed, name + role)
             if this.has_qkv_bias:
                 y = y + self._get(f"{name}{role}_bias")
-            heads[role] = y.reshape(len(x), -1, this.head_dim)
+            heads[role] = y.reshape(len(normed), -1, this.head_dim)
         if this.has_qk_norm:
             heads["q"] = self._norm(heads["q"], name + "q_norm")
             heads["k"] = self._norm(heads["k"], name + "k_norm")
+        rotation = positions.rotations[layer.rope]
         query = _rotate(heads["q"], rotation) * np.float32(this.attention_scale)
         fresh = _rotate(heads["k"], rotation), heads["v"]
         if self._kv == "float16":
@@ -192,20 +219,40 @@ class ReferenceModel:
             [
                 _attend(query[start : start + _QUERY_BLOCK], keys, values, layer.window, first)
                 for start, first in zip(
-                    range(0, len(x), _QUERY_BLOCK), positions[::_QUERY_BLOCK], strict=True
+                    range(0, len(normed), _QUERY_BLOCK),
+                    positions.numbers[::_QUERY_BLOCK],
+                    strict=True,
                 )
             ]
         )
-        out = self._linear(mixed.reshape(len(x), -1), name + "o")
-        return self._norm(out, name + "post_attn_norm") if this.has_post_norms else out
+        return mixed.reshape(len(normed), -1)
 
-    def _ffn(self, x: Float32Array, number: int) -> Float32Array:
+    def attention_output(self, mixed: Float32Array, number: int) -> Float32Array:
+        """What attention adds to the residual stream, (n, hidden), of `attend`'s result."""
+        out = self._linear(mixed, f"layers.{number}.o")
+        this = self.description
+        return self._norm(out, f"layers.{number}.post_attn_norm") if this.has_post_norms else out
+
+    def ffn_input(self, x: Float32Array, number: int) -> Float32Array:
+        """What layer `number`'s gate and up multiply: the residual stream (n, hidden), normed."""
+        return self._norm(x, f"layers.{number}.ffn_norm")
+
+    def ffn_hidden(self, normed: Float32Array, number: int) -> Float32Array:
+        """What layer `number`'s down multiplies, (n, ffn): activation(gate) x up."""
         name = f"layers.{number}."
-        normed = self._norm(x, name + "ffn_norm")
         gate = self._linear(normed, name + "gate")
         activated = _silu(gate) if self.description.activation == "silu" else _gelu_tanh(gate)
-        out = self._linear(activated * self._linear(normed, name + "up"), name + "down")
-        return self._norm(out, name + "post_ffn_norm") if self.description.has_post_norms else out
+        return activated * self._linear(normed, name + "up")
+
+    def ffn_output(self, hidden: Float32Array, number: int) -> Float32Array:
+        """What the feed-forward part adds to the residual stream, (n, hidden)."""
+        out = self._linear(hidden, f"layers.{number}.down")
+        this = self.description
+        return self._norm(out, f"layers.{number}.post_ffn_norm") if this.has_post_norms else out
+
+    def final(self, x: Float32Array) -> Float32Array:
+        """What the head multiplies: the residual stream (n, hidden), normed."""
+        return self._norm(x, "final_norm")
 
     def _norm(self, x: Float32Array, name: str) -> Float32Array:
         mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
