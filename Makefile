@@ -125,7 +125,8 @@ test-sanitize: $(DEV) ## C tests under ASan and UBSan
 	@mkdir -p build
 	$(call C_TEST,build/native-sanitize,-DELM_SANITIZE=ON)
 
-# Correctness only: qemu says nothing about speed. `max` has dotprod, cortex-a72 has not.
+# Correctness only: qemu says nothing about speed. `max` has i8mm and dotprod, neoverse-n1 dotprod,
+# cortex-a72 neither.
 ARM_TOOLS = command -v aarch64-linux-gnu-gcc > /dev/null && command -v qemu-aarch64 > /dev/null
 test-aarch64: $(DEV) ## C tests for AArch64 under qemu (skipped without a cross compiler)
 	$(call say,C tests: AArch64 under qemu)
@@ -138,7 +139,9 @@ test-aarch64: $(DEV) ## C tests for AArch64 under qemu (skipped without a cross 
 	if $(ARM_TOOLS); then
 	    export QEMU_CPU=max
 	    $(call C_TEST,build/native-aarch64,--toolchain cmake/toolchain-aarch64.cmake)
-	    QEMU_CPU=cortex-a72 ctest --test-dir build/native-aarch64 --output-on-failure -R kernels
+	    for cpu in neoverse-n1 cortex-a72; do
+	        QEMU_CPU=$$cpu ctest --test-dir build/native-aarch64 --output-on-failure -R kernels
+	    done
 	else
 	    echo "SKIPPED: needs Debian's gcc-aarch64-linux-gnu and qemu-user"
 	fi

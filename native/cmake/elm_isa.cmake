@@ -9,6 +9,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set(ELM_ISA_FLAGS_neon -DELM_NEON)
   set(ELM_ISA_FLAGS_neon_dotprod -DELM_NEON -march=armv8.2-a+dotprod)
+  set(ELM_ISA_FLAGS_neon_i8mm -DELM_NEON -march=armv8.2-a+dotprod+i8mm)
 endif()
 set(ELM_ISA_FLAGS_ref " ")
 

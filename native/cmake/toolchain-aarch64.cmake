@@ -1,6 +1,7 @@
 # Cross build for AArch64 Linux with Debian's gcc-aarch64-linux-gnu; ctest runs it under qemu-user.
 #   cmake -S native -B build/aarch64 --toolchain cmake/toolchain-aarch64.cmake
-# QEMU_CPU in the environment chooses the CPU: max has dotprod, cortex-a72 and cortex-a53 have not.
+# QEMU_CPU in the environment chooses the CPU: max has i8mm and dotprod,
+# neoverse-n1 and cortex-a76 dotprod, cortex-a72 and cortex-a53 neither.
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

@@ -964,6 +964,26 @@ static void check_rmsnorm_accuracy(void) {
   }
 }
 
+/* ---- choice --------------------------------------------------------------------------------- */
+
+/* A set that is asked for is used; those used unasked are of the CPU's and stay the same. */
+static void check_choice(uint32_t isas) {
+  current_row = "choice";
+  for (elm_isa isa = 0; isa < ELM_NUM_ISAS; ++isa) {
+    if (isas >> isa & 1) {
+      elm_kernels kernels;
+      elm_kernels_choose(isas & elm_isa_implied(isa), &kernels);
+      if (kernels.isa != isa) {
+        fail("%s instead of %s, which was asked for", elm_isa_name(kernels.isa), elm_isa_name(isa));
+      }
+    }
+  }
+  const uint32_t fast = elm_kernels_fast_isas();
+  if ((fast & ~isas) != 0 || (fast & 1) == 0 || fast != elm_kernels_fast_isas()) {
+    fail("fast sets %x of %x", fast, isas);
+  }
+}
+
 /* ---- all ------------------------------------------------------------------------------------ */
 
 int main(int argc, char** argv) {
@@ -983,6 +1003,7 @@ int main(int argc, char** argv) {
   check_products(false, rows, num_rows, isas);
   check_attentions(false, rows, num_rows, isas);
   check_attentions(true, rows, num_rows, isas);
+  check_choice(isas);
   check_accuracy();
   check_rmsnorm_accuracy();
   for (size_t i = 0; i < num_rows; ++i) {

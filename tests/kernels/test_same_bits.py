@@ -29,6 +29,14 @@ def digest(command: list[str], path: Path, isa: str, threads: int, chunk: int) -
     return run.stdout
 
 
+def emulator(cpu: str, native_tool: Callable[[str], Path]) -> list[str]:
+    """The command that runs the AArch64 build of logits_digest on an emulated `cpu`."""
+    emulated = native_tool("logits_digest").parents[1] / "native-aarch64/logits_digest"
+    if not emulated.exists() or shutil.which(EMULATOR[0]) is None:
+        pytest.skip("the AArch64 build is not there: run make test-aarch64")
+    return [*EMULATOR, cpu, str(emulated)]
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_instruction_sets_threads_and_chunks_give_the_same_bits(
     architecture: str,
@@ -46,18 +54,38 @@ def test_instruction_sets_threads_and_chunks_give_the_same_bits(
     assert len(set(found.values())) == 1, found
 
 
-@pytest.mark.parametrize("cpu", ["max", "cortex-a72"])
+# The sets of each: i8mm and dotprod, dotprod, neither.
+@pytest.mark.parametrize(
+    ("cpu", "isa"),
+    [("max", ""), ("max", "neon_i8mm"), ("neoverse-n1", ""), ("cortex-a72", "")],
+)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_aarch64_gives_the_bits_of_this_machine(
     architecture: str,
     cpu: str,
+    isa: str,
     tiny_edge_of: Callable[[str], Path],
     native_tool: Callable[[str], Path],
 ) -> None:
-    emulated = native_tool("logits_digest").parents[1] / "native-aarch64/logits_digest"
-    if not emulated.exists() or shutil.which(EMULATOR[0]) is None:
-        pytest.skip("the AArch64 build is not there: run make test-aarch64")
+    emulated = emulator(cpu, native_tool)
     program, path = [str(native_tool("logits_digest"))], tiny_edge_of(architecture)
     expected = digest(program, path, "", 1, 0)
-    # "" is the best that CPU has: dotprod on max, plain NEON on cortex-a72.
-    assert digest([*EMULATOR, cpu, str(emulated)], path, "", 2, 16) == expected
+    assert digest(emulated, path, isa, 2, 16) == expected
+
+
+@pytest.mark.parametrize(
+    ("cpu", "isa", "lacking"),
+    [("neoverse-n1", "neon_i8mm", "i8mm"), ("cortex-a72", "neon_dotprod", "asimddp")],
+)
+def test_aarch64_says_what_the_cpu_lacks(
+    cpu: str,
+    isa: str,
+    lacking: str,
+    tiny_edge_of: Callable[[str], Path],
+    native_tool: Callable[[str], Path],
+) -> None:
+    arguments = [str(tiny_edge_of(ARCHITECTURES[0])), IDS, isa]
+    run = subprocess.run([*emulator(cpu, native_tool), *arguments], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert isa in run.stderr and lacking in run.stderr
+    assert run.stderr.count("\n") == 1

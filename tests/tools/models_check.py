@@ -226,12 +226,13 @@ def check_emulated(model: Model, ids: list[int]) -> Result:
         return model.result(check, "SKIPPED: run make test-c test-aarch64 first", True)
     arguments = [str(model.edge), ",".join(map(str, ids))]
     qemu = ["qemu-aarch64", "-cpu", "max", "-L", "/usr/aarch64-linux-gnu", str(emulated)]
-    commands = [[str(native), *arguments], [*qemu, *arguments], [*qemu, *arguments, "neon"]]
+    isas = ["neon_i8mm", "neon_dotprod", "neon"]
+    commands = [[str(native), *arguments], *([*qemu, *arguments, isa] for isa in isas)]
     outputs = [
         subprocess.run(command, check=True, capture_output=True, text=True).stdout
         for command in commands
     ]
-    return model.result(check, f"{len(ids)} tokens, dotprod and neon", len(set(outputs)) == 1)
+    return model.result(check, f"{len(ids)} tokens: {', '.join(isas)}", len(set(outputs)) == 1)
 
 
 def digests(path: Path, ids: list[int], isa: str, threads: int, chunk: int) -> tuple[str, str]:

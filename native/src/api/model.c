@@ -9,17 +9,18 @@ void elm_model_options_default(elm_model_options* options) {
   *options = (elm_model_options){.struct_size = sizeof *options};
 }
 
-/* The instruction sets to choose from: all, or those that `name` implies. */
+/* The instruction sets to choose from: those that `name` implies, or the fast ones. */
 static elm_status allowed_isas(const char* name, uint32_t* isas, elm_error* error) {
   *isas = elm_cpu_isas();
   if (name == NULL) {
+    *isas = elm_kernels_fast_isas();
     return ELM_STATUS_OK;
   }
   elm_isa isa;
   if (!elm_isa_from_name(name, &isa)) {
     return elm_fail(error, ELM_STATUS_INVALID_ARGUMENT,
-                    "unknown instruction set \"%.32s\"; known are ref, avx2, avx512vnni, neon and "
-                    "neon_dotprod",
+                    "unknown instruction set \"%.32s\"; known are ref, avx2, avx512vnni, neon, "
+                    "neon_dotprod and neon_i8mm",
                     name);
   }
   if (!(*isas >> isa & 1)) {

@@ -78,6 +78,9 @@ static elm_peak_i8_fn peak_of(uint32_t isas) {
     return elm_peak_i8__avx2;
   }
 #elif defined(__aarch64__)
+  if (isas & 1u << ELM_ISA_NEON_I8MM) {
+    return elm_peak_i8__neon_i8mm;
+  }
   if (isas & 1u << ELM_ISA_NEON_DOTPROD) {
     return elm_peak_i8__neon_dotprod;
   }

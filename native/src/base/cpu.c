@@ -12,8 +12,8 @@
 #include <sys/auxv.h>
 #endif
 
-static const char* const isa_names[ELM_NUM_ISAS] = {"ref", "avx2", "avx512vnni", "neon",
-                                                    "neon_dotprod"};
+static const char* const isa_names[ELM_NUM_ISAS] = {"ref",  "avx2",         "avx512vnni",
+                                                    "neon", "neon_dotprod", "neon_i8mm"};
 
 const char* elm_isa_name(elm_isa isa) {
   return (unsigned)isa < ELM_NUM_ISAS ? isa_names[isa] : NULL;
@@ -38,6 +38,7 @@ uint32_t elm_isa_implied(elm_isa isa) {
     case ELM_ISA_NEON: return BIT(ELM_ISA_REF) | BIT(ELM_ISA_NEON);
     case ELM_ISA_NEON_DOTPROD:
       return BIT(ELM_ISA_REF) | BIT(ELM_ISA_NEON) | BIT(ELM_ISA_NEON_DOTPROD);
+    case ELM_ISA_NEON_I8MM: return elm_isa_implied(ELM_ISA_NEON_DOTPROD) | BIT(ELM_ISA_NEON_I8MM);
     default: return BIT(ELM_ISA_REF);
   }
 }
@@ -88,6 +89,9 @@ uint32_t elm_cpu_isas(void) {
 #if defined(__linux__)
   if (getauxval(AT_HWCAP) & (1UL << 20)) { /* HWCAP_ASIMDDP */
     isas |= BIT(ELM_ISA_NEON_DOTPROD);
+    if (getauxval(AT_HWCAP2) & (1UL << 13)) { /* HWCAP2_I8MM */
+      isas |= BIT(ELM_ISA_NEON_I8MM);
+    }
   }
 #elif defined(__APPLE__)
   isas |= BIT(ELM_ISA_NEON_DOTPROD);
@@ -117,7 +121,8 @@ const char* elm_isa_missing(elm_isa isa) {
     return "";
   }
 #if defined(__x86_64__)
-  const bool is_foreign = isa == ELM_ISA_NEON || isa == ELM_ISA_NEON_DOTPROD;
+  const bool is_foreign =
+      isa == ELM_ISA_NEON || isa == ELM_ISA_NEON_DOTPROD || isa == ELM_ISA_NEON_I8MM;
 #elif defined(__aarch64__)
   const bool is_foreign = isa == ELM_ISA_AVX2 || isa == ELM_ISA_AVX512VNNI;
 #else
@@ -131,6 +136,7 @@ const char* elm_isa_missing(elm_isa isa) {
     case ELM_ISA_AVX512VNNI:
       return "this CPU or its operating system lacks AVX-512 F, BW, DQ, VL or VNNI";
     case ELM_ISA_NEON_DOTPROD: return "this CPU lacks the dot product instructions (asimddp)";
+    case ELM_ISA_NEON_I8MM: return "this CPU lacks the int8 matrix instructions (i8mm)";
     default: return "not supported by this CPU";
   }
 }

@@ -12,7 +12,8 @@ typedef enum elm_isa {
   ELM_ISA_AVX512VNNI = 2, /* AVX-512 F, BW, DQ, VL, VNNI */
   ELM_ISA_NEON = 3,
   ELM_ISA_NEON_DOTPROD = 4,
-  ELM_NUM_ISAS = 5
+  ELM_ISA_NEON_I8MM = 5,
+  ELM_NUM_ISAS = 6
 } elm_isa;
 
 /* "ref", "avx2", ...; NULL if out of range. */

@@ -158,6 +158,10 @@ typedef struct elm_kernels {
 /* Chooses the fastest row of each op among the instruction sets of `isas` (bits 1 << elm_isa). */
 void elm_kernels_choose(uint32_t isas, elm_kernels* out);
 
+/* The sets of elm_cpu_isas() to choose from when none is asked for: all but those whose products a
+ * measurement (a few milliseconds, once in a process) found slower here than the next set's. */
+uint32_t elm_kernels_fast_isas(void);
+
 typedef struct elm_kernel_row {
   elm_op op;
   const char* op_name;

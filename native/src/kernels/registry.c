@@ -55,7 +55,7 @@ elm_status elm_kernel_get(size_t index, elm_kernel_info* info, elm_error* error)
   const uint32_t isas = elm_cpu_isas();
   info->is_compiled = 1;
   info->is_supported = (isas >> row->isa) & 1;
-  info->is_chosen = choose(row->op, isas) == row;
+  info->is_chosen = choose(row->op, elm_kernels_fast_isas()) == row;
   (void)strncpy(info->op, row->op_name, sizeof info->op - 1);
   info->op[sizeof info->op - 1] = '\0';
   (void)strncpy(info->name, row->name, sizeof info->name - 1);

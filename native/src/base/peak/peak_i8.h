@@ -17,6 +17,7 @@ typedef uint64_t (*elm_peak_i8_fn)(size_t rounds, int32_t* sum);
 uint64_t elm_peak_i8__avx512vnni(size_t rounds, int32_t* sum);
 uint64_t elm_peak_i8__avx2(size_t rounds, int32_t* sum);
 #elif defined(__aarch64__)
+uint64_t elm_peak_i8__neon_i8mm(size_t rounds, int32_t* sum);
 uint64_t elm_peak_i8__neon_dotprod(size_t rounds, int32_t* sum);
 uint64_t elm_peak_i8__neon(size_t rounds, int32_t* sum);
 #endif

@@ -11,6 +11,14 @@ static inline uint8x16_t load_quarter(const uint8_t* line, size_t quarter) {
   return vld1q_u8(line + 16 * quarter);
 }
 
+/* Two times 4 rows x 4 k, one after the other along k, as rows of 8 k: rows 0 and 1, 2 and 3. */
+static inline int8x16x2_t pair_up(uint8x16_t first, uint8x16_t second) {
+  const uint32x4_t a = vreinterpretq_u32_u8(first), b = vreinterpretq_u32_u8(second);
+  const int8x16x2_t pairs = {
+      {vreinterpretq_s8_u32(vzip1q_u32(a, b)), vreinterpretq_s8_u32(vzip2q_u32(a, b))}};
+  return pairs;
+}
+
 /* s of group g of 4 rows; `word` is a quarter of the line of s. */
 static inline uint32x4_t group_scale(uint8x16_t word, size_t g) {
   const int32x4_t right = vdupq_n_s32(-4 * (int32_t)g);

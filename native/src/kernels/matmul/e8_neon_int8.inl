@@ -1,5 +1,7 @@
-/* The product of E8 weights for NEON with dotprod: tiles are what sdot multiplies. */
-#include "kernels/matmul/neon_dotprod.h"
+/* The product of E8 weights for NEON with int8 products of four bytes and more. The including file
+ * defines int8_times, which takes the tiles as they are. */
+#include "kernels/kernels.h"
+#include "kernels/tile.h"
 
 static inline __attribute__((always_inline)) void panel_times(const elm_matmul_args* args,
                                                               size_t panel, size_t first_row,
