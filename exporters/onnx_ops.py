@@ -1,0 +1,337 @@
+"""What each operation of an ONNX graph does with hidden values.
+
+A handler takes a node with at least one hidden input and returns the value of its results, or one
+for each of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from edgellm.errors import FormatError
+from edgellm.exporters.onnx_constants import broken
+from edgellm.exporters.onnx_file import OnnxNode
+from edgellm.exporters.onnx_walk import Attention, Site, Value, Walk
+from edgellm.exporters.onnx_weights import Weight
+
+MICROSOFT: Final = "com.microsoft"
+# These move numbers, or compute each from one number.
+_SAME: Final = (
+    "Cast", "CastLike", "Concat", "Expand", "Flatten", "Gather", "GatherND", "Identity", "Neg",
+    "Pow", "Reciprocal", "Reshape", "ScatterElements", "ScatterND", "Slice", "Sqrt", "Squeeze",
+    "Tile", "Transpose", "Unsqueeze", "Where",
+)  # fmt: skip
+
+
+def _on_same(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if node.op in ("Cast", "CastLike", "Identity"):
+        return values[0]
+    return dataclasses.replace(walk.union(node, values), linear=None)
+
+
+def _on_add(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if len(values) == 2:
+        return walk.sum(node, values[0], values[1])
+    value, constant = values[0], walk.constants.among(node)
+    if constant is not None and constant.count == 1:
+        epsilon = walk.constants.scalar(constant) if value.kind == "mean" else None
+        return dataclasses.replace(value, linear=None, epsilon=epsilon)
+    if value.kind == "scores":
+        return value  # the mask
+    vector, linear = walk.constants.vector(constant), value.linear
+    if vector is None or linear is None or linear.weight is None or linear.bias is not None:
+        raise walk.unknown(node, "which adds something that is neither a bias nor a residual,")
+    if vector.shape != linear.weight.shape[:1]:
+        raise broken(walk.file, node, f"adds {vector.shape} numbers to {linear.weight.shape[0]}")
+    linear.bias = vector
+    return value
+
+
+def _on_sub(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    constant = walk.constants.among(node)
+    if len(values) == 2 and values[0].sites == values[1].sites:
+        return walk.union(node, values)
+    if len(values) == 2 or constant is None or constant.count != 1:
+        raise walk.unknown(node, "which subtracts something other than a number,")
+    return dataclasses.replace(values[0], linear=None)
+
+
+def _on_mul(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    kinds = sorted(value.kind for value in values)
+    if kinds == ["mean", "plain"]:
+        return _normed(walk, node, values)
+    constant = walk.constants.among(node)
+    if len(values) == 2 or constant is None or constant.num_axes != 1:
+        return dataclasses.replace(walk.union(node, values), linear=None)
+    vector, value = walk.constants.vector(constant), values[0]
+    if vector is None or value.kind != "normed":
+        raise walk.unknown(node, "which multiplies by a vector that is not a norm's,")
+    return _norm(walk, node, value.sites, vector, value.epsilon)
+
+
+def _on_div(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if [value.kind for value in values] == ["plain", "mean"]:
+        return _normed(walk, node, values)
+    constant = walk.constants.among(node)
+    if len(values) == 2 or (constant is not None and constant.num_axes == 1):
+        raise walk.unknown(node, "which divides by something other than a number,")
+    return dataclasses.replace(values[0], linear=None)
+
+
+def _on_reducemean(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    return dataclasses.replace(values[0], kind="mean", linear=None)
+
+
+def _on_softmax(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if values[0].kind != "scores":
+        raise walk.unknown(node, "which is not that of an attention,")
+    return dataclasses.replace(values[0], kind="probabilities")
+
+
+def _on_sigmoid(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    return _activation(walk, node, values[0], "silu")
+
+
+def _on_tanh(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    return _activation(walk, node, values[0], "gelu_tanh")
+
+
+def _on_swish(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    is_silu = node.number("alpha", 1.0) == 1.0
+    return _activation(walk, node, values[0], "silu" if is_silu else "swish")
+
+
+def _on_quickgelu(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    is_silu = node.number("alpha", 1.702) == 1.0
+    return _activation(walk, node, values[0], "silu" if is_silu else "quick gelu")
+
+
+def _on_gelu(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    is_tanh = node.attributes.get("approximate") == b"tanh"
+    return _activation(walk, node, values[0], "gelu_tanh" if is_tanh else "gelu")
+
+
+def _on_erf(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    return _activation(walk, node, values[0], "gelu")
+
+
+def _activation(walk: Walk, node: OnnxNode, value: Value, name: str) -> Value:
+    (site, *others) = value.sites
+    if others or site.kind != "linear" or len(node.inputs) != 1:
+        raise walk.unknown(node, "which is not a gate's activation,")
+    if site.activation not in (None, name):
+        raise walk.unknown(node, f"which follows {site.activation},")
+    site.activation = name
+    return dataclasses.replace(value, linear=None)
+
+
+def _on_matmul(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if len(values) == 2:
+        return _attend(walk, node, values)
+    matrix = walk.constants.input(node, 1)
+    if matrix is None or len(matrix.shape) != 2 or node.inputs[0] not in walk.values:
+        raise walk.unknown(node, "whose matrix is not an initialiser,")
+    return _linear(walk, node, values[0], walk.constants.matrix(matrix, is_transposed=True))
+
+
+def _on_gemm(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    matrix = walk.constants.input(node, 1)
+    has_bias = any(node.inputs[2:])
+    bias = walk.constants.vector(walk.constants.input(node, 2)) if has_bias else None
+    numbers = [node.number(key, 1.0) for key in ("alpha", "beta")]
+    if matrix is None or len(matrix.shape) != 2 or len(values) != 1 or numbers != [1.0, 1.0]:
+        raise walk.unknown(node, "whose matrix is not an initialiser,")
+    if node.integer("transA", 0) or (has_bias and bias is None):
+        raise walk.unknown(node, "with a transposed input or a bias that is not a vector,")
+    is_transposed = not node.integer("transB", 0)
+    return _linear(
+        walk, node, values[0], walk.constants.matrix(matrix, is_transposed=is_transposed), bias
+    )
+
+
+def _on_matmulnbits(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    rows, cols = node.integer("N", 0), node.integer("K", 0)
+    if min(rows, cols) < 1:
+        raise broken(walk.file, node, "has no N and K")
+    optional = [*node.inputs[4:], "", ""]
+    if optional[0] or len(values) != 1:
+        raise walk.unknown(node, "with reordered columns (g_idx)")
+    bias = walk.constants.vector(walk.constants.input(node, 5)) if optional[1] else None
+    if optional[1] and bias is None:
+        raise walk.unknown(node, "with a bias that is not a vector,")
+    return _linear(walk, node, values[0], walk.constants.blocked(node, (1, 2, 3), rows, cols), bias)
+
+
+def _linear(
+    walk: Walk, node: OnnxNode, value: Value, weight: Weight, bias: Weight | None = None
+) -> Value:
+    if value.kind != "plain" or (bias is not None and bias.shape != weight.shape[:1]):
+        raise walk.unknown(node, f"of {value.kind} values")
+    site = walk.site(node, "linear", value.sites, weight)
+    site.bias = bias
+    return Value(sites=frozenset((site,)), linear=site)
+
+
+def _on_split(walk: Walk, node: OnnxNode, values: list[Value]) -> Value | tuple[Value, ...]:
+    """Of a layer's result, that of several layers in one; otherwise halves for RoPE."""
+    value, linear = values[0], values[0].linear
+    if linear is None or linear.weight is None:
+        return dataclasses.replace(value, linear=None)
+    rows = linear.weight.shape[0]
+    sizes = [int(size) for size in walk.constants.numbers(node, 1)]
+    sizes = sizes or node.integers("split")
+    if not sizes and rows % len(node.outputs) == 0:
+        sizes = [rows // len(node.outputs)] * len(node.outputs)
+    if sum(sizes) != rows or len(sizes) != len(node.outputs) or min(sizes) < 1:
+        raise broken(walk.file, node, f"splits {rows} rows into {sizes}")
+    return _parts(walk, linear, sizes)
+
+
+def _parts(walk: Walk, linear: Site, sizes: list[int]) -> tuple[Value, ...]:
+    """The layer as layers of `sizes` rows each, which take its place."""
+    if linear not in walk.sites:
+        raise FormatError(f"{walk.file.path}: {linear.node} is split twice")
+    at = walk.sites.index(linear)
+    first, parts = 0, list[Site]()
+    for size in sizes:
+        part = Site(kind="linear", node=linear.node, inputs=linear.inputs)
+        part.weight = linear.weight and linear.weight.part(first, size)
+        part.bias = linear.bias and linear.bias.part(first, size)
+        parts.append(part)
+        first += size
+    walk.sites[at : at + 1] = parts
+    return tuple(Value(sites=frozenset((part,)), linear=part) for part in parts)
+
+
+def _on_rmsnormalization(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    vector = walk.constants.vector(walk.constants.input(node, 1))
+    if vector is None or len(values) != 1 or values[0].kind != "plain":
+        raise walk.unknown(node, "whose weight is not an initialiser,")
+    if node.integer("axis", -1) != -1:
+        raise walk.unknown(node, "over another axis than the last")
+    epsilon = node.number("epsilon", 1e-5)
+    return _norm(walk, node, values[0].sites, vector, epsilon)
+
+
+def _on_skip_rmsnormalization(walk: Walk, node: OnnxNode, values: list[Value]) -> tuple[Value, ...]:
+    vector = walk.constants.vector(walk.constants.input(node, 2))
+    if vector is None or len(values) != 2 or any(node.inputs[3:]):
+        raise walk.unknown(node, "which has a bias or whose weight is not an initialiser,")
+    total = walk.sum(node, values[0], values[1])
+    normed = _norm(walk, node, total.sites, vector, node.number("epsilon", 1e-12))
+    return (normed, normed, normed, total)
+
+
+def _normed(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if values[0].sites != values[1].sites:
+        raise walk.unknown(node, "which divides by the mean of something else,")
+    epsilon = next(value.epsilon for value in values if value.kind == "mean")
+    return Value(sites=values[0].sites, kind="normed", epsilon=epsilon)
+
+
+def _norm(
+    walk: Walk, node: OnnxNode, inputs: frozenset[Site], weight: Weight, epsilon: float | None
+) -> Value:
+    site = walk.site(node, "norm", inputs, weight)
+    site.epsilon = epsilon
+    return Value(sites=frozenset((site,)))
+
+
+def _attend(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    """A product of two hidden values: scores, or probabilities times values."""
+    left, right = values
+    sites = walk.union(node, values).sites
+    if [left.kind, right.kind] == ["plain", "plain"]:
+        attention = Attention(node=str(node), query=left.sites, key=right.sites)
+        return Value(sites=sites, kind="scores", attention=attention)
+    if left.kind != "probabilities" or right.kind != "plain" or left.attention is None:
+        raise walk.unknown(node, f"of {left.kind} and {right.kind} values")
+    left.attention.value = right.sites
+    walk.attentions.append(left.attention)
+    return Value(sites=sites)
+
+
+def _on_groupqueryattention(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    for key in ("rotary_interleaved", "softcap", "smooth_softmax"):
+        if node.attributes.get(key):
+            raise walk.unknown(node, f"with {key}")
+    if any(node.inputs[10:]):
+        raise walk.unknown(node, "with an attention bias, sinks or a quantised cache")
+    linear = values[0].linear
+    if len(values) == 1 and linear is not None and linear.weight is not None:
+        num_heads, num_kv = node.integer("num_heads", 0), node.integer("kv_num_heads", 0)
+        rows = linear.weight.shape[0]
+        size = rows // max(1, num_heads + 2 * num_kv)
+        if min(num_heads, num_kv, size) < 1 or size * (num_heads + 2 * num_kv) != rows:
+            raise broken(walk.file, node, f"has {num_heads} and {num_kv} heads of {rows} rows")
+        values = list(_parts(walk, linear, [num_heads * size, num_kv * size, num_kv * size]))
+    result = _fused(walk, node, values)
+    cos, sin = walk.constants.input(node, 7), walk.constants.input(node, 8)
+    if node.integer("do_rotary", 0) and cos is not None and sin is not None:
+        walk.attentions[-1].rope = (cos, sin)
+    return result
+
+
+def _on_attention(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if node.number("softcap", 0.0):
+        raise walk.unknown(node, "with softcap")
+    return _fused(walk, node, values)
+
+
+def _on_multiheadattention(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if any(node.inputs[3:4]):
+        raise walk.unknown(node, "with a bias")
+    return _fused(walk, node, values)
+
+
+def _fused(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if len(values) != 3:
+        raise walk.unknown(node, "without queries, keys and values from the embedding")
+    query, key, value = values
+    attention = Attention(
+        node=str(node), query=query.sites, key=key.sites, value=value.sites,
+        options=dict(node.attributes),
+    )  # fmt: skip
+    walk.attentions.append(attention)
+    return Value(sites=walk.union(node, values).sites)
+
+
+def _on_rotaryembedding(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if node.integer("interleaved", 0) or len(values) != 1:
+        raise walk.unknown(node, "with interleaved")
+    return dataclasses.replace(values[0], linear=None)
+
+
+HANDLERS: Final[
+    Mapping[tuple[str, str], Callable[[Walk, OnnxNode, list[Value]], Value | tuple[Value, ...]]]
+] = {
+    **dict.fromkeys((("", op) for op in _SAME), _on_same),
+    ("", "Add"): _on_add,
+    ("", "Sub"): _on_sub,
+    ("", "Mul"): _on_mul,
+    ("", "Div"): _on_div,
+    ("", "ReduceMean"): _on_reducemean,
+    ("", "Softmax"): _on_softmax,
+    ("", "Sigmoid"): _on_sigmoid,
+    ("", "Tanh"): _on_tanh,
+    ("", "Erf"): _on_erf,
+    ("", "Gelu"): _on_gelu,
+    ("", "Swish"): _on_swish,
+    ("", "MatMul"): _on_matmul,
+    ("", "Gemm"): _on_gemm,
+    ("", "Split"): _on_split,
+    ("", "Attention"): _on_attention,
+    ("", "RotaryEmbedding"): _on_rotaryembedding,
+    ("", "RMSNormalization"): _on_rmsnormalization,
+    ("", "SimplifiedLayerNormalization"): _on_rmsnormalization,
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): _on_skip_rmsnormalization,
+    (MICROSOFT, "MatMulNBits"): _on_matmulnbits,
+    (MICROSOFT, "GroupQueryAttention"): _on_groupqueryattention,
+    (MICROSOFT, "MultiHeadAttention"): _on_multiheadattention,
+    (MICROSOFT, "RotaryEmbedding"): _on_rotaryembedding,
+    (MICROSOFT, "FastGelu"): _on_tanh,
+    (MICROSOFT, "Gelu"): _on_erf,
+    (MICROSOFT, "QuickGelu"): _on_quickgelu,
+}
