@@ -3,9 +3,11 @@
 
 if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
   set(ELM_ISA_FLAGS_avx2 -mavx2 -mfma -mf16c)
+  set(ELM_ISA_FLAGS_avxvnni ${ELM_ISA_FLAGS_avx2} -mavxvnni)
   set(ELM_ISA_FLAGS_avx512vnni
       -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni
       -mprefer-vector-width=512)
+  set(ELM_ISA_FLAGS_amx ${ELM_ISA_FLAGS_avx512vnni} -mamx-tile -mamx-int8)
 elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "^(aarch64|arm64)$")
   set(ELM_ISA_FLAGS_neon -DELM_NEON)
   set(ELM_ISA_FLAGS_neon_dotprod -DELM_NEON -march=armv8.2-a+dotprod)

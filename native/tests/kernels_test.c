@@ -115,7 +115,12 @@ static void check_floats(const float* got, const float* expected, size_t count, 
 
 /* ---- matrix products ------------------------------------------------------------------------ */
 
-enum { NUM_PANELS = 3, NUM_WEIGHT_ROWS = NUM_PANELS * ELM_PANEL_ROWS, MAX_ROWS = 40 };
+enum {
+  NUM_PANELS = 3,
+  NUM_WEIGHT_ROWS = NUM_PANELS * ELM_PANEL_ROWS,
+  FEW_ROWS = 40,
+  MAX_ROWS = 131
+};
 /* ODD_SCALES: zero, denormal, huge, infinite and NaN scales. */
 typedef enum pattern { ORDINARY, AT_THE_LIMITS, ODD_SCALES, NUM_PATTERNS } pattern;
 
@@ -303,10 +308,9 @@ static void check_row_on_problem(const elm_kernel_row* row, const problem* p) {
   const size_t most = is_gemv ? ELM_GEMV_MAX_ROWS : MAX_ROWS;
   const bool is_slow = is_quick || p->num_cols > 600 || row->isa == ELM_ISA_REF;
   for (size_t num_rows = 1; num_rows <= most; ++num_rows) {
-    if (is_slow && num_rows > 13 && num_rows != MAX_ROWS) {
-      continue;
+    if (num_rows <= (is_slow ? 13 : FEW_ROWS) || num_rows == MAX_ROWS) {
+      check_product(function, p, num_rows, 0, NUM_PANELS);
     }
-    check_product(function, p, num_rows, 0, NUM_PANELS);
   }
   check_product(function, p, most, 1, 2);
   check_product(function, p, 1, 0, 2);
@@ -334,6 +338,40 @@ static void check_products(bool is_e4, const elm_kernel_row* rows, size_t num_ro
     }
   }
 }
+
+/* Rows for instructions that few machines have, as tests/emulated compiles them for AVX-512 VNNI. */
+#if defined(__x86_64__)
+#define EMULATED_ROWS(ROW) \
+  ROW(gemm_q8_e4, amx)     \
+  ROW(gemm_q8_e8, amx)     \
+  ROW(gemv_q8_e4, avxvnni) \
+  ROW(gemv_q8_e8, avxvnni) \
+  ROW(gemm_q8_e4, avxvnni) \
+  ROW(gemm_q8_e8, avxvnni)
+#define DECLARE_ROW(op, isa) void emulated_##op##__##isa(const elm_matmul_args* args);
+EMULATED_ROWS(DECLARE_ROW)
+#define LIST_ROW(op, isa)                                           \
+  {ELM_OP_##op, #op, "emulated_" #op "__" #isa, ELM_ISA_AVX512VNNI, \
+   (void (*)(void))emulated_##op##__##isa},
+static const elm_kernel_row emulated_rows[] = {EMULATED_ROWS(LIST_ROW)};
+
+static void check_emulated(const elm_kernel_row* rows, size_t num_rows, uint32_t isas) {
+  const size_t num_emulated = sizeof emulated_rows / sizeof emulated_rows[0];
+  size_t num_expected = 0;
+  for (size_t i = 0; i < num_rows; ++i) {
+    num_expected += rows[i].isa == ELM_ISA_AMX || rows[i].isa == ELM_ISA_AVXVNNI;
+  }
+  if (num_emulated != num_expected) {
+    fail("%zu rows for AMX and AVX-VNNI, %zu of them emulated", num_expected, num_emulated);
+  }
+  check_products(true, emulated_rows, num_emulated, isas);
+  check_products(false, emulated_rows, num_emulated, isas);
+}
+#else
+static void check_emulated(const elm_kernel_row* rows, size_t num_rows, uint32_t isas) {
+  (void)rows, (void)num_rows, (void)isas;
+}
+#endif
 
 /* ---- elementwise ops ------------------------------------------------------------------------ */
 
@@ -1001,6 +1039,7 @@ int main(int argc, char** argv) {
   }
   check_products(true, rows, num_rows, isas);
   check_products(false, rows, num_rows, isas);
+  check_emulated(rows, num_rows, isas);
   check_attentions(false, rows, num_rows, isas);
   check_attentions(true, rows, num_rows, isas);
   check_choice(isas);

@@ -76,8 +76,8 @@ typedef struct elm_model elm_model;
 typedef struct elm_model_options {
   uint32_t struct_size;
   int32_t num_threads; /* 0: one per CPU this process may use */
-  const char* isa;     /* NULL: the fastest supported; else "ref", "avx2", "avx512vnni", ... */
-  int32_t verify;      /* 0: CRC of everything but the weights; 1: of the weights as well */
+  const char* isa; /* NULL: the fastest supported; else "ref", "avx2", "avx512vnni", "amx", ... */
+  int32_t verify;  /* 0: CRC of everything but the weights; 1: of the weights as well */
   int32_t reserved;
   const elm_allocator* allocator; /* NULL: the C library's; copied */
   elm_log_fn log;                 /* may be NULL */

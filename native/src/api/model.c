@@ -19,8 +19,8 @@ static elm_status allowed_isas(const char* name, uint32_t* isas, elm_error* erro
   elm_isa isa;
   if (!elm_isa_from_name(name, &isa)) {
     return elm_fail(error, ELM_STATUS_INVALID_ARGUMENT,
-                    "unknown instruction set \"%.32s\"; known are ref, avx2, avx512vnni, neon, "
-                    "neon_dotprod and neon_i8mm",
+                    "unknown instruction set \"%.32s\"; known are ref, avx2, avxvnni, avx512vnni, "
+                    "amx, neon, neon_dotprod and neon_i8mm",
                     name);
   }
   if (!(*isas >> isa & 1)) {

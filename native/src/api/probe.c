@@ -71,8 +71,14 @@ elm_status elm_probe_read(uint64_t bytes, int32_t num_threads, double* bytes_per
 /* The best first, as in kernels.inc. */
 static elm_peak_i8_fn peak_of(uint32_t isas) {
 #if defined(__x86_64__)
+  if (isas & 1u << ELM_ISA_AMX) {
+    return elm_peak_i8__amx;
+  }
   if (isas & 1u << ELM_ISA_AVX512VNNI) {
     return elm_peak_i8__avx512vnni;
+  }
+  if (isas & 1u << ELM_ISA_AVXVNNI) {
+    return elm_peak_i8__avxvnni;
   }
   if (isas & 1u << ELM_ISA_AVX2) {
     return elm_peak_i8__avx2;

@@ -8,12 +8,15 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
-static const char* const isa_names[ELM_NUM_ISAS] = {"ref",  "avx2",         "avx512vnni",
-                                                    "neon", "neon_dotprod", "neon_i8mm"};
+static const char* const isa_names[ELM_NUM_ISAS] = {"ref", "avx2", "avxvnni",      "avx512vnni",
+                                                    "amx", "neon", "neon_dotprod", "neon_i8mm"};
 
 const char* elm_isa_name(elm_isa isa) {
   return (unsigned)isa < ELM_NUM_ISAS ? isa_names[isa] : NULL;
@@ -34,7 +37,9 @@ bool elm_isa_from_name(const char* name, elm_isa* isa) {
 uint32_t elm_isa_implied(elm_isa isa) {
   switch (isa) {
     case ELM_ISA_AVX2: return BIT(ELM_ISA_REF) | BIT(ELM_ISA_AVX2);
-    case ELM_ISA_AVX512VNNI: return BIT(ELM_ISA_REF) | BIT(ELM_ISA_AVX2) | BIT(ELM_ISA_AVX512VNNI);
+    case ELM_ISA_AVXVNNI: return elm_isa_implied(ELM_ISA_AVX2) | BIT(ELM_ISA_AVXVNNI);
+    case ELM_ISA_AVX512VNNI: return elm_isa_implied(ELM_ISA_AVX2) | BIT(ELM_ISA_AVX512VNNI);
+    case ELM_ISA_AMX: return elm_isa_implied(ELM_ISA_AVX512VNNI) | BIT(ELM_ISA_AMX);
     case ELM_ISA_NEON: return BIT(ELM_ISA_REF) | BIT(ELM_ISA_NEON);
     case ELM_ISA_NEON_DOTPROD:
       return BIT(ELM_ISA_REF) | BIT(ELM_ISA_NEON) | BIT(ELM_ISA_NEON_DOTPROD);
@@ -49,6 +54,27 @@ static uint64_t read_xcr0(void) {
   uint32_t low, high;
   __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
   return (uint64_t)high << 32 | low;
+}
+
+/* Why a CPU with AVX-512 VNNI cannot use AMX; "" if it can. */
+static const char* amx_missing(void) {
+#if defined(__linux__)
+  enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
+  unsigned a, b, c, d;
+  const unsigned tile_and_int8 = 1u << 24 | 1u << 25;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tile_and_int8) != tile_and_int8) {
+    return "this CPU lacks AMX-INT8";
+  }
+  if ((read_xcr0() >> 17 & 3) != 3) {
+    return "the operating system does not save AMX tiles (Linux does from 5.16 on)";
+  }
+  if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) != 0) {
+    return "Linux refused this process the use of AMX tiles (arch_prctl)";
+  }
+  return "";
+#else
+  return "AMX is used on Linux only";
+#endif
 }
 
 uint32_t elm_cpu_isas(void) {
@@ -70,6 +96,11 @@ uint32_t elm_cpu_isas(void) {
   const unsigned avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
   if ((xcr0 & 0xE6) == 0xE6 && (b & avx512) == avx512 && (c & (1u << 11))) {
     isas |= BIT(ELM_ISA_AVX512VNNI);
+    isas |= amx_missing()[0] == '\0' ? BIT(ELM_ISA_AMX) : 0;
+  }
+  const bool has_subleaf_1 = a >= 1;
+  if (has_subleaf_1 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4))) {
+    isas |= BIT(ELM_ISA_AVXVNNI);
   }
   return isas;
 }
@@ -124,7 +155,7 @@ const char* elm_isa_missing(elm_isa isa) {
   const bool is_foreign =
       isa == ELM_ISA_NEON || isa == ELM_ISA_NEON_DOTPROD || isa == ELM_ISA_NEON_I8MM;
 #elif defined(__aarch64__)
-  const bool is_foreign = isa == ELM_ISA_AVX2 || isa == ELM_ISA_AVX512VNNI;
+  const bool is_foreign = isa >= ELM_ISA_AVX2 && isa <= ELM_ISA_AMX;
 #else
   const bool is_foreign = true;
 #endif
@@ -133,8 +164,14 @@ const char* elm_isa_missing(elm_isa isa) {
   }
   switch (isa) {
     case ELM_ISA_AVX2: return "this CPU or its operating system lacks AVX2, FMA or F16C";
+    case ELM_ISA_AVXVNNI: return "this CPU lacks AVX-VNNI, or AVX2 with FMA and F16C";
     case ELM_ISA_AVX512VNNI:
       return "this CPU or its operating system lacks AVX-512 F, BW, DQ, VL or VNNI";
+#if defined(__x86_64__)
+    case ELM_ISA_AMX:
+      return *elm_isa_missing(ELM_ISA_AVX512VNNI) != '\0' ? elm_isa_missing(ELM_ISA_AVX512VNNI)
+                                                          : amx_missing();
+#endif
     case ELM_ISA_NEON_DOTPROD: return "this CPU lacks the dot product instructions (asimddp)";
     case ELM_ISA_NEON_I8MM: return "this CPU lacks the int8 matrix instructions (i8mm)";
     default: return "not supported by this CPU";

@@ -8,12 +8,14 @@
 /* Instruction sets a kernel row may ask for, bits of elm_cpu_isas(); REF is always there. */
 typedef enum elm_isa {
   ELM_ISA_REF = 0,
-  ELM_ISA_AVX2 = 1,       /* with FMA and F16C */
-  ELM_ISA_AVX512VNNI = 2, /* AVX-512 F, BW, DQ, VL, VNNI */
-  ELM_ISA_NEON = 3,
-  ELM_ISA_NEON_DOTPROD = 4,
-  ELM_ISA_NEON_I8MM = 5,
-  ELM_NUM_ISAS = 6
+  ELM_ISA_AVX2,       /* with FMA and F16C */
+  ELM_ISA_AVXVNNI,    /* AVX2 and VNNI in VEX encoding */
+  ELM_ISA_AVX512VNNI, /* AVX-512 F, BW, DQ, VL, VNNI */
+  ELM_ISA_AMX,        /* tiles and their int8 product, beside AVX-512 VNNI */
+  ELM_ISA_NEON,
+  ELM_ISA_NEON_DOTPROD,
+  ELM_ISA_NEON_I8MM,
+  ELM_NUM_ISAS
 } elm_isa;
 
 /* "ref", "avx2", ...; NULL if out of range. */
@@ -22,7 +24,8 @@ const char* elm_isa_name(elm_isa isa);
 bool elm_isa_from_name(const char* name, elm_isa* isa);
 /* Sets that a CPU with `isa` has as well, itself included: a bit mask of 1 << elm_isa. */
 uint32_t elm_isa_implied(elm_isa isa);
-/* Bit mask of the sets this CPU and operating system support. */
+/* Bit mask of the sets this CPU and operating system support. Linux is asked for the use of AMX
+ * tiles, which holds for the whole process from then on. */
 uint32_t elm_cpu_isas(void);
 /* Why `isa` is not supported here; "" if it is. */
 const char* elm_isa_missing(elm_isa isa);

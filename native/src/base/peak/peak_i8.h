@@ -14,7 +14,9 @@ typedef uint64_t (*elm_peak_i8_fn)(size_t rounds, int32_t* sum);
 #define ELM_PEAK_OPAQUE(constraint, value) __asm__ volatile("" : "+" constraint(value))
 
 #if defined(__x86_64__)
+uint64_t elm_peak_i8__amx(size_t rounds, int32_t* sum);
 uint64_t elm_peak_i8__avx512vnni(size_t rounds, int32_t* sum);
+uint64_t elm_peak_i8__avxvnni(size_t rounds, int32_t* sum);
 uint64_t elm_peak_i8__avx2(size_t rounds, int32_t* sum);
 #elif defined(__aarch64__)
 uint64_t elm_peak_i8__neon_i8mm(size_t rounds, int32_t* sum);

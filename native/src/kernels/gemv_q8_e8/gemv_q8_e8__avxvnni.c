@@ -1,0 +1,3 @@
+#include "kernels/matmul/e8_avxvnni.inl"
+
+void elm_gemv_q8_e8__avxvnni(const elm_matmul_args* args) { matmul(args); }
