@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from time import monotonic
 from types import TracebackType
 from typing import Self
@@ -16,14 +17,16 @@ _REDRAW_S = 0.1
 
 
 class Bar:
-    """Shows how many bytes are done of how many, and the time left.
+    """Shows how much is done of how much, and the time left.
 
     Args:
         label: in front of the bar.
+        unit: writes an amount for people.
     """
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, unit: Callable[[int], str] = format_bytes) -> None:
         self._label = label
+        self._unit = unit
         self._total = 1
         self._started = monotonic()
         self._drawn = 0.0
@@ -44,7 +47,7 @@ class Bar:
             sys.stderr.write("\n")
 
     def update(self, done: int, total: int) -> None:
-        """Sets how many bytes are done, and how many there are, which may be an estimate."""
+        """Sets how much is done, and how much there is, which may be an estimate."""
         self._total = max(total, 1)
         if self._is_shown and monotonic() - self._drawn >= _REDRAW_S:
             self._drawn = monotonic()
@@ -57,6 +60,6 @@ class Bar:
         left = f"{elapsed * (1 - share) / share:4.0f} s left" if 0 < share < 1 else " " * 11
         sys.stderr.write(
             f"\r{self._label} [{'#' * filled}{'.' * (_WIDTH - filled)}] {share:4.0%} of"
-            f" {format_bytes(self._total)} {left}"
+            f" {self._unit(self._total)} {left}"
         )
         sys.stderr.flush()

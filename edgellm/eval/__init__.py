@@ -1,8 +1,6 @@
 """How good a model file is: perplexity, divergence from a reference, tasks.
 
-from edgellm.eval import evaluate
-
-print(evaluate("model.edge", reference="source.gguf").divergence.kl)
+`evaluate("model.edge", reference="source.gguf")` returns what `edgellm eval` prints.
 """
 
 from __future__ import annotations

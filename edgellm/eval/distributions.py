@@ -66,16 +66,17 @@ class FullRows:
 
     def target(self, targets: IdArray) -> Float64Array:
         """As `Rows.target`."""
-        return np.take_along_axis(self.log_p, targets[:, None], 1)[:, 0]
+        found: Float64Array = np.take_along_axis(self.log_p, targets[:, None], 1)[:, 0]
+        return found
 
     def best(self) -> IdArray:
         """As `Rows.best`."""
-        return np.argmax(self.log_p, axis=1)
+        return np.asarray(np.argmax(self.log_p, axis=1), np.int64)
 
     def divergence(self, other: Float64Array) -> Float64Array:
         """As `Rows.divergence`, exact."""
-        divergence = np.einsum("ij,ij->i", np.exp(self.log_p), self.log_p - other)
-        return np.maximum(divergence, 0.0)  # equal rows: rounding may go below
+        divergence: Float64Array = np.einsum("ij,ij->i", np.exp(self.log_p), self.log_p - other)
+        return divergence
 
 
 class SampledRows:
@@ -122,4 +123,5 @@ class SampledRows:
         mean over those that were drawn.
         """
         log_q = np.take_along_axis(other, self._ids, 1)
-        return np.einsum("ij,ij->i", self._weights, self._log_p - log_q)
+        estimate: Float64Array = np.einsum("ij,ij->i", self._weights, self._log_p - log_q)
+        return estimate

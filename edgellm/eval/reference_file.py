@@ -1,4 +1,4 @@
-"""A reference kept in a file, so that a device without the source model can be judged.
+r"""A reference kept in a file, so that a device without the source model can be judged.
 
 Little-endian:
 

@@ -24,10 +24,18 @@ from edgellm.eval.statistics import BLOCK_TOKENS
 from edgellm.text import Tokenizer
 from edgellm.types import Int32Array
 
-__all__ = ["MIN_SCORED", "Text", "Windows", "cut", "load_text_file", "vocabulary_sha256"]
+__all__ = [
+    "MIN_SCORED",
+    "OUR_TEXT",
+    "Text",
+    "Windows",
+    "cut",
+    "load_text_file",
+    "vocabulary_sha256",
+]
 
 MIN_SCORED: Final = 4 * BLOCK_TOKENS
-_OUR_TEXT: Final = "text.txt"
+OUR_TEXT: Final = "edgellm's own text"
 _CHARACTERS_A_TOKEN: Final = 8  # encoded at first; more if that gives too few tokens
 
 
@@ -60,8 +68,8 @@ def load_text_file(path: Path | None) -> Text:
         ValueError: It is not UTF-8.
     """
     if path is None:
-        resource = importlib.resources.files("edgellm.eval") / _OUR_TEXT
-        return Text(name="edgellm's own", content=resource.read_text("utf-8"))
+        resource = importlib.resources.files("edgellm.eval") / "text.txt"
+        return Text(name=OUR_TEXT, content=resource.read_text("utf-8"))
     if not path.is_file():
         raise ModelNotFoundError(f"{path}: no such text file")
     try:
