@@ -22,6 +22,7 @@ from edgellm.exporters.gguf import MAGIC as GGUF_MAGIC
 from edgellm.exporters.gguf_model import load_gguf
 from edgellm.exporters.hf import load_hf
 from edgellm.exporters.kv_gate import choose_kv, measure_int8
+from edgellm.exporters.onnx_model import is_onnx_folder, load_onnx
 from edgellm.exporters.plan import (
     Chunk,
     FileTensor,
@@ -141,7 +142,7 @@ def open_source(path: str | os.PathLike[str]) -> ModelSource:
     """Opens a model to export, of whichever kind it is.
 
     Args:
-        path: A Hugging Face folder or a GGUF file.
+        path: A Hugging Face folder, a GGUF file, or an ONNX model: its file or folder.
 
     Returns:
         The model, its weights not yet read.
@@ -152,6 +153,8 @@ def open_source(path: str | os.PathLike[str]) -> ModelSource:
         UnsupportedModelError: It is of a kind or architecture that is not supported.
     """
     path = Path(path)
+    if path.suffix == ".onnx" or is_onnx_folder(path):
+        return load_onnx(path)
     if path.is_dir():
         return load_hf(path)
     if not path.is_file():
@@ -172,9 +175,7 @@ def open_source(path: str | os.PathLike[str]) -> ModelSource:
             f"{path} is a pickle, which can run code when opened and is never read: write the "
             "weights with safetensors.torch.save_file and export the folder"
         )
-    raise UnsupportedModelError(
-        f"{path} is neither a GGUF file nor a Hugging Face folder; edgellm exports those"
-    )
+    raise UnsupportedModelError(f"{path} is no GGUF file, ONNX model or Hugging Face folder")
 
 
 def plan_export(source: str | os.PathLike[str], options: ExportOptions | None = None) -> ExportPlan:
@@ -200,7 +201,7 @@ def plan_export(source: str | os.PathLike[str], options: ExportOptions | None = 
     _check_readable(model, tensors)
     tokenizer = make_tokenizer(model)
     make_templates(model)
-    notes = []
+    notes = list(model.notes)
     padding = model.description.vocab_size - model.description.num_tokens
     if padding:
         notes.append(f"{padding} rows of the vocabulary have no token; they are never sampled")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
@@ -16,6 +16,7 @@ from edgellm.errors import FormatError, ModelNotFoundError, UnsupportedModelErro
 from edgellm.exporters.safetensors import SafetensorsFile
 from edgellm.exporters.source import (
     ModelSource,
+    TensorStore,
     TokenizerInfo,
     file_stem,
     parse_json,
@@ -27,7 +28,7 @@ from edgellm.format.spec import (
     MAX_GENERATION_CONFIG_BYTES,
     MAX_TOKENIZER_BYTES,
 )
-from edgellm.models import find_hf
+from edgellm.models import ModelDescription, ModelSpec, find_hf
 from edgellm.types import Float32Array
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -70,8 +71,8 @@ class ShardedTensors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Config:
-    """The JSON files of a folder and which of them were there."""
+class FolderConfig:
+    """The JSON files of a folder; empty where one is not there."""
 
     config: dict[str, Any]
     generation: dict[str, Any]
@@ -99,15 +100,54 @@ def load_hf(folder: Path) -> ModelSource:
             "or a .gguf file"
         )
     files: list[Path] = []
-    configs = _read_configs(folder, files)
+    configs = read_configs(folder, files)
     spec = find_hf(configs.config)
     description = spec.model_from_hf(configs.config)
-    tensors = _open_tensors(folder, files)
+    return model_of_folder(
+        folder,
+        configs,
+        files,
+        kind="hf",
+        spec=spec,
+        description=description,
+        tensors=_open_tensors(folder, files),
+    )
+
+
+def model_of_folder(
+    folder: Path,
+    configs: FolderConfig,
+    files: list[Path],
+    *,
+    kind: Literal["hf", "onnx"],
+    spec: ModelSpec,
+    description: ModelDescription,
+    tensors: TensorStore,
+    notes: tuple[str, ...] = (),
+) -> ModelSource:
+    """Adds tokenizer and templates of a folder to a model whose weights are known.
+
+    Args:
+        folder: The folder.
+        configs: Its JSON files.
+        files: What was read so far; gets what is read now.
+        kind: Which reader's names the tensors have.
+        spec: The architecture.
+        description: The model, its tokens not yet counted.
+        tensors: The weights.
+        notes: What the user should know.
+
+    Returns:
+        The model.
+
+    Raises:
+        FormatError: A file is broken or missing.
+    """
     tokenizer_json, tokenizer = _read_tokenizer(folder, files)
     templates = _read_templates(folder, configs.tokenizer, files)
     num_tokens = _count_tokens(folder, tokenizer, description.vocab_size)
     return ModelSource(
-        kind="hf",
+        kind=kind,
         name=file_stem(folder.resolve().name),
         files=tuple(files),
         tensors=tensors,
@@ -117,10 +157,13 @@ def load_hf(folder: Path) -> ModelSource:
         tokenizer=_tokenizer_info(folder, configs, tokenizer, num_tokens),
         chat_templates=templates,
         generation_config=configs.generation_bytes,
+        notes=notes,
     )
 
 
-def _read_configs(folder: Path, files: list[Path]) -> _Config:
+def read_configs(folder: Path, files: list[Path]) -> FolderConfig:
+    """Reads the JSON files of a folder that are there; adds their paths to `files`."""
+
     def optional(name: str) -> dict[str, Any]:
         path = folder / name
         if not path.is_file():
@@ -140,7 +183,7 @@ def _read_configs(folder: Path, files: list[Path]) -> _Config:
                 f"{folder / 'generation_config.json'} is larger than "
                 f"{MAX_GENERATION_CONFIG_BYTES} bytes"
             )
-    return _Config(
+    return FolderConfig(
         config=config,
         generation=generation,
         tokenizer={**special, **tokenizer},
@@ -231,7 +274,7 @@ def _count_tokens(folder: Path, tokenizer: Tokenizer, vocab_size: int) -> int:
 
 
 def _tokenizer_info(
-    folder: Path, configs: _Config, tokenizer: Tokenizer, num_tokens: int
+    folder: Path, configs: FolderConfig, tokenizer: Tokenizer, num_tokens: int
 ) -> TokenizerInfo:
     special = {
         key: text
@@ -259,7 +302,7 @@ def _tokenizer_info(
 
 def _eos_ids(
     folder: Path,
-    configs: _Config,
+    configs: FolderConfig,
     tokenizer: Tokenizer,
     special: Mapping[str, str],
     num_tokens: int,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edgellm.errors import FormatError, UnsupportedModelError
 from edgellm.exporters.onnx_data import OnnxModelFile
-from edgellm.exporters.onnx_file import UINT8, OnnxNode, OnnxTensor
+from edgellm.exporters.onnx_types import UINT8, OnnxNode, OnnxTensor
 from edgellm.exporters.onnx_weights import FLOATS, Blocked, Dense
 
 _MAX_NUMBERS: Final = 4096

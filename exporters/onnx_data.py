@@ -19,8 +19,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edgellm.errors import FormatError, ModelNotFoundError, UnsupportedModelError
-from edgellm.exporters.onnx_file import (
+from edgellm.errors import FormatError, UnsupportedModelError
+from edgellm.exporters.onnx_file import MAX_FILE_BYTES, MAX_LIST, decode_varints, parse_model
+from edgellm.exporters.onnx_types import (
     BFLOAT16,
     DOUBLE,
     FLOAT,
@@ -29,14 +30,10 @@ from edgellm.exporters.onnx_file import (
     INT32,
     INT64,
     ITEM_BITS,
-    MAX_FILE_BYTES,
-    MAX_LIST,
     UINT8,
     OnnxGraph,
     OnnxTensor,
     Span,
-    decode_varints,
-    parse_model,
 )
 from edgellm.exporters.source import refuse_lfs_pointer
 
@@ -56,20 +53,14 @@ class OnnxModelFile:
         """Opens the model file and every data file it names, and checks all places and sizes.
 
         Args:
-            path: The .onnx file.
+            path: The .onnx file, which is there.
 
         Raises:
-            ModelNotFoundError: There is no such file.
             FormatError: It is broken, or its data is missing, damaged or out of its folder.
             UnsupportedModelError: It is no inference graph, or of an unknown opset.
         """
         self.path = path
-        try:
-            size = path.stat().st_size
-        except OSError:
-            raise ModelNotFoundError(f"{path}: no such file") from None
-        if not path.is_file():
-            raise FormatError(f"{path} is not a file")
+        size = path.stat().st_size
         if not 0 < size <= MAX_FILE_BYTES:
             raise FormatError(f"{path} has {size} bytes: not an ONNX model")
         with path.open("rb") as file:

@@ -15,8 +15,8 @@ from typing import Final
 from edgellm.errors import FormatError
 from edgellm.exporters.onnx_constants import broken
 from edgellm.exporters.onnx_data import OnnxModelFile
-from edgellm.exporters.onnx_file import OnnxNode
 from edgellm.exporters.onnx_ops import HANDLERS, MICROSOFT
+from edgellm.exporters.onnx_types import OnnxNode
 from edgellm.exporters.onnx_walk import Sites, Value, Walk
 from edgellm.exporters.onnx_weights import FLOATS, Weight
 

@@ -84,7 +84,7 @@ class _Match:
     def decoder(self) -> Decoder:
         """The whole of it."""
         embed = stream = self._found.sites[0]
-        layers = []
+        layers: list[DecoderLayer] = []
         while any(site.kind == "sum" for site in self._users[stream]):
             if len(layers) >= MAX_LAYERS:
                 raise self._wrong(f"has more than {MAX_LAYERS} layers")

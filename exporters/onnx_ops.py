@@ -12,7 +12,7 @@ from typing import Final
 
 from edgellm.errors import FormatError
 from edgellm.exporters.onnx_constants import broken
-from edgellm.exporters.onnx_file import OnnxNode
+from edgellm.exporters.onnx_types import OnnxNode
 from edgellm.exporters.onnx_walk import Attention, Site, Value, Walk
 from edgellm.exporters.onnx_weights import Weight
 

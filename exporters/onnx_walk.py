@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeAlias
 from edgellm.errors import UnsupportedModelError
 from edgellm.exporters.onnx_constants import Constant, Constants, broken
 from edgellm.exporters.onnx_data import OnnxModelFile
-from edgellm.exporters.onnx_file import OnnxNode
+from edgellm.exporters.onnx_types import OnnxNode
 from edgellm.exporters.onnx_weights import Weight
 from edgellm.format.spec import MAX_LAYERS
 

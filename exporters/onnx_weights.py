@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edgellm.errors import UnsupportedModelError
 from edgellm.exporters.onnx_data import OnnxModelFile
-from edgellm.exporters.onnx_file import BFLOAT16, FLOAT, FLOAT16, OnnxTensor
+from edgellm.exporters.onnx_types import BFLOAT16, FLOAT, FLOAT16, OnnxTensor
 from edgellm.types import Float32Array
 
 FLOATS = (FLOAT, FLOAT16, BFLOAT16)

@@ -78,9 +78,10 @@ class ModelSource:
         tokenizer: What goes with it.
         chat_templates: Jinja source by name; "default" is the one used when none is named.
         generation_config: generation_config.json verbatim, if there is one.
+        notes: What the user should know about how it was read.
     """
 
-    kind: Literal["gguf", "hf"]
+    kind: Literal["gguf", "hf", "onnx"]
     name: str
     files: tuple[Path, ...]
     tensors: TensorStore
@@ -90,6 +91,7 @@ class ModelSource:
     tokenizer: TokenizerInfo
     chat_templates: Mapping[str, str]
     generation_config: bytes | None
+    notes: tuple[str, ...] = ()
 
 
 def refuse_lfs_pointer(path: Path, head: bytes) -> None:

@@ -30,7 +30,8 @@ from edgellm.models._options import Options, shortest_float
 from edgellm.models._rope import Rope, inverse_frequencies
 from edgellm.types import Float32Array
 
-SourceKind: TypeAlias = Literal["hf", "gguf"]
+# An ONNX model's weights have Hugging Face's names and are what the graph computes with.
+SourceKind: TypeAlias = Literal["hf", "gguf", "onnx"]
 
 
 class Rewrite(enum.Enum):
@@ -300,14 +301,14 @@ class ModelSpec:
         """Every tensor a source of this model has, in the order of the canonical names.
 
         Args:
-            kind: "hf" or "gguf".
+            kind: "hf", "gguf" or "onnx".
             description: from `model_from_hf` or `model_from_gguf`.
 
         Returns:
             One entry for each canonical tensor.
         """
-        names = self.hf_names if kind == "hf" else self.gguf_names
-        rewrites = self.hf_rewrites if kind == "hf" else self.gguf_rewrites
+        names = self.gguf_names if kind == "gguf" else self.hf_names
+        rewrites = {"hf": self.hf_rewrites, "gguf": self.gguf_rewrites}.get(kind, {})
         result = []
         for canonical, shape in canonical_shapes(description).items():
             role, layer = split_name(canonical)
@@ -326,14 +327,15 @@ class ModelSpec:
 
         Old checkpoints carry the RoPE table as a buffer; a GGUF's scaled one is in `inv_freqs`.
         """
-        return ("model.*rotary_emb.inv_freq",) if kind == "hf" else self.gguf_ignorable
+        ignorable = {"hf": ("model.*rotary_emb.inv_freq",), "gguf": self.gguf_ignorable}
+        return ignorable.get(kind, ())
 
     def copies(self, kind: SourceKind, description: ModelDescription) -> dict[str, str]:
         """Source tensors that may be there as a copy: name to the tensor it must equal.
 
         A tied model's file may hold the head a second time; if it differs, the model is not tied.
         """
-        if kind == "hf" and description.is_tied:
+        if kind != "gguf" and description.is_tied:
             return {self.hf_names["head"]: self.hf_names["embed"]}
         return {}
 
