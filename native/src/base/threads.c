@@ -65,7 +65,8 @@ void elm_pool_barrier(elm_pool* pool) {
   const int arrived = atomic_fetch_add_explicit(&pool->num_arrived, 1, memory_order_acq_rel) + 1;
   if (arrived == pool->num_threads) {
     atomic_store_explicit(&pool->num_arrived, 0, memory_order_relaxed);
-    atomic_store(&pool->generation, generation + 1);
+    /* An exchange: qemu 7.2 on x86-64 lets a load overtake AArch64's store-release. */
+    (void)atomic_exchange(&pool->generation, generation + 1);
     if (atomic_load(&pool->num_blocked) > 0) {
       (void)pthread_mutex_lock(&pool->mutex);
       (void)pthread_cond_broadcast(&pool->passed);
