@@ -339,7 +339,8 @@ static void check_products(bool is_e4, const elm_kernel_row* rows, size_t num_ro
   }
 }
 
-/* Rows for instructions that few machines have, as tests/emulated compiles them for AVX-512 VNNI. */
+/* Rows for instructions that few machines have, as
+ * tests/emulated compiles them for AVX-512 VNNI. */
 #if defined(__x86_64__)
 #define EMULATED_ROWS(ROW) \
   ROW(gemm_q8_e4, amx)     \
