@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include "base/cpu.h"
+#include "base/peak/peak_i8.h"
 #include "kernels/kernels.h"
 #include "kernels/tile.h"
 
@@ -62,7 +63,13 @@ enum { PEAK_ROUNDS = 2000000, PEAK_CHAINS = 12 };
     }                                                     \
   }
 ELM_PEAK(run_vpdpbusd, "avx512f,avx512vnni", __m512i, sum[c] = _mm512_dpbusd_epi32(sum[c], a, a))
+ELM_PEAK(run_vpdpbusd_ymm, "avxvnni", __m256i, sum[c] = _mm256_dpbusd_avx_epi32(sum[c], a, a))
 ELM_PEAK(run_vpmaddubsw, "avx2", __m256i, sum[c] = _mm256_maddubs_epi16(sum[c], a))
+
+static void run_tdpbssd(void) {
+  int32_t sum;
+  (void)elm_peak_i8__amx(PEAK_ROUNDS * PEAK_CHAINS / 4, &sum); /* a round is four */
+}
 
 typedef struct peak {
   elm_isa isa;
@@ -70,7 +77,9 @@ typedef struct peak {
   double operations;
   void (*run)(void);
 } peak;
-static const peak peaks[] = {{ELM_ISA_AVX512VNNI, "vpdpbusd zmm", 128, run_vpdpbusd},
+static const peak peaks[] = {{ELM_ISA_AMX, "tdpbssd", 32768, run_tdpbssd},
+                             {ELM_ISA_AVX512VNNI, "vpdpbusd zmm", 128, run_vpdpbusd},
+                             {ELM_ISA_AVXVNNI, "vpdpbusd ymm", 64, run_vpdpbusd_ymm},
                              {ELM_ISA_AVX2, "vpmaddubsw ymm", 64, run_vpmaddubsw}};
 #else
 typedef struct peak {
