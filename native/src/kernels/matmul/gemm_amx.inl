@@ -153,7 +153,9 @@ static inline __attribute__((always_inline)) void chunk_times(const elm_matmul_a
       done = next;
     }
   }
-  add_scaled(x, c, &done, num_panels, acc);
+  if (num_blocks > 0) {
+    add_scaled(x, c, &done, num_panels, acc);
+  }
   for (size_t m = 0; m < c->num_rows; ++m) {
     float* out = args->out + (c->first_row + m) * args->out_stride + panel * ELM_PANEL_ROWS;
     for (size_t p = 0; p < num_panels; ++p) {
