@@ -6,32 +6,20 @@ cores; the bytes do not depend on how many there are.
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal
 
-import numpy as np
-
-from edgellm._native import quantize, version
-from edgellm.errors import FormatError, ModelNotFoundError, UnsupportedModelError
+from edgellm._native import version
+from edgellm.errors import ModelNotFoundError, UnsupportedModelError
 from edgellm.exporters.gguf import MAGIC as GGUF_MAGIC
 from edgellm.exporters.gguf_model import load_gguf
 from edgellm.exporters.hf import load_hf
 from edgellm.exporters.kv_gate import choose_kv, measure_int8
 from edgellm.exporters.onnx_model import is_onnx_folder, load_onnx
-from edgellm.exporters.plan import (
-    Chunk,
-    FileTensor,
-    HeadFormat,
-    chunks,
-    plan_tensors,
-    read_chunk,
-    read_vector,
-)
+from edgellm.exporters.plan import FileTensor, HeadFormat, plan_tensors
+from edgellm.exporters.quality import QUALITIES, QualityName, calibrate, measure_card
 from edgellm.exporters.source import ModelSource, refuse_lfs_pointer
 from edgellm.exporters.vectors import (
     chat_vectors,
@@ -40,10 +28,10 @@ from edgellm.exporters.vectors import (
     make_tokenizer,
     text_vectors,
 )
+from edgellm.exporters.weights import Progress, write_weights
 from edgellm.format import EdgeWriter, SectionType
 from edgellm.format.meta import canonical_json
 from edgellm.format.spec import MAGIC as EDGE_MAGIC
-from edgellm.format.spec import tensor_bytes
 from edgellm.text import Tokenizer
 from edgellm.types import TensorFormat
 
@@ -64,10 +52,10 @@ __all__ = [
 #     e4     0.102          0.176          0.067
 DEFAULT_HEAD: Final[HeadFormat] = "q8"
 RECIPE: Final = "e4 fitted without calibration"
+CALIBRATED_RECIPE: Final = "equalised, e4 with error feedback on calibration text"
 
 _HEAD_BYTES: Final = 64
-
-Progress: TypeAlias = Callable[[int, int], None]
+_HEAD_NAMES: Final = {TensorFormat.E4: "e4", TensorFormat.E5: "e5", TensorFormat.E8: "q8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +66,29 @@ class ExportOptions:
         head: Format of embedding and head: "e4" (4.5 bits), "q8" (8.1 bits), "auto" for
             `DEFAULT_HEAD`.
         threads: Threads to use; None is one per CPU this process may use.
+        quality: "fast" rounds the weights as they are; "balanced" and "best" calibrate.
+        calibration: A text to calibrate on; None is ours and one that the model writes.
+        bits: Bits a weight, over the whole file, up to which the matrices that hurt most in 4 bits
+            get 5 or 8, embedding and head too if `head` is "auto"; None: none does.
     """
 
     head: Literal["e4", "q8", "auto"] = "auto"
     threads: int | None = None
+    quality: QualityName = "fast"
+    calibration: Path | None = None
+    bits: float | None = None
 
     def __post_init__(self) -> None:
         if self.head not in ("e4", "q8", "auto"):
             raise ValueError(f"head is {self.head!r}, not 'e4', 'q8' or 'auto'")
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise ValueError(f"threads is {self.threads}, not within 1..1024")
+        if self.quality not in ("fast", *QUALITIES):
+            raise ValueError(f"quality is {self.quality!r}, not 'best', 'balanced' or 'fast'")
+        if self.quality == "fast" and (self.calibration is not None or self.bits is not None):
+            raise ValueError("calibration and bits go with quality 'balanced' or 'best'")
+        if self.bits is not None and not 4.5 <= self.bits <= 8.2:
+            raise ValueError(f"bits is {self.bits}, not within 4.5..8.2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +248,34 @@ def run_plan(
     output: str | os.PathLike[str],
     options: ExportOptions | None = None,
     progress: Progress | None = None,
+    calibrating: Progress | None = None,
 ) -> ExportReport:
-    """Does what `plan_export` planned; arguments and errors as for `export_model`."""
+    """Does what `plan_export` planned; arguments and errors as for `export_model`.
+
+    `calibrating` is called with the layers calibrated and their total.
+    """
+    options = options or ExportOptions()
     output, model = Path(output), plan.source
     if any(output.exists() and output.samefile(file) for file in model.files):
         raise ValueError(f"{output} is the source itself: name another output with -o")
-    threads = (options and options.threads) or _num_cpus()
+    threads = options.threads or _num_cpus()
+    calibrated = None
+    if options.quality != "fast":
+        fast = plan
+        calibrated = calibrate(
+            model,
+            plan.tokenizer,
+            plan.tensors,
+            output,
+            quality=options.quality,
+            text=options.calibration,
+            bits=options.bits,
+            is_head_free=options.head == "auto",
+            threads=threads,
+            export_fast=lambda path: run_plan(fast, path, ExportOptions(threads=threads)),
+            progress=calibrating,
+        )
+        plan = replace(plan, tensors=calibrated.tensors)
     chats, skipped = chat_vectors(model, plan.tokenizer)
     vectors: dict[str, Any] = {"texts": text_vectors(plan.tokenizer), "chats": chats, "greedy": []}
     with EdgeWriter(output) as writer:
@@ -262,18 +285,27 @@ def run_plan(
             )
         _add_texts(writer, model)
         writer.allocate()
-        digests = _write_weights(writer, plan, threads, progress)
+        made = None if calibrated is None else calibrated.made
+        digests = write_weights(writer, model, plan.tensors, threads, progress, made)
         meta = _meta(plan, digests)
+        if calibrated is not None:
+            meta["model"] = calibrated.description.to_meta()
         writer.add_section(SectionType.META, canonical_json(meta))
         writer.add_section(SectionType.TEST_VECTORS, canonical_json(vectors))
         whole = writer.complete()
         meta |= choose_kv(meta["model"], measure_int8(whole, plan.tokenizer, threads))
+        if calibrated is not None:
+            measured = measure_card(model, calibrated, whole, threads)
+            card = calibrated.card | {"recipe": CALIBRATED_RECIPE, "measured": measured}
+            meta["quantization"] |= card
         writer.add_section(SectionType.META, canonical_json(meta), replace=True)
         vectors["greedy"] = greedy_vectors(
             whole, plan.tokenizer, chats, threads, kv=meta["model"]["kv_format"]
         )
         writer.add_section(SectionType.TEST_VECTORS, canonical_json(vectors), replace=True)
         model_id = writer.finish()
+    if calibrated is not None:
+        calibrated.workspace.remove()
     return ExportReport(
         output=output,
         model_id=model_id,
@@ -308,71 +340,17 @@ def _add_texts(writer: EdgeWriter, model: ModelSource) -> None:
         writer.add_section(SectionType.GENERATION_CONFIG, model.generation_config)
 
 
-def _write_weights(
-    writer: EdgeWriter, plan: ExportPlan, threads: int, progress: Progress | None
-) -> list[str]:
-    """Writes all tensors and hashes the source files meanwhile; returns the files' SHA-256."""
-    total, done = plan.weight_bytes, 0
-    with ThreadPoolExecutor(threads) as pool:
-        hashes = [pool.submit(_sha256, file) for file in plan.source.files]
-        tasks = [pool.submit(_write, writer, plan.source, task) for task in _tasks(plan)]
-        try:
-            for finished in _in_order_of_completion(tasks):
-                done += finished
-                if progress is not None:
-                    progress(done, total)
-            return [task.result() for task in hashes]
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-
-
-def _tasks(plan: ExportPlan) -> Iterator[FileTensor | Chunk]:
-    """Small tensors whole, the others in pieces."""
-    for tensor in plan.tensors:
-        if tensor.format == TensorFormat.F32:
-            yield tensor
-        else:
-            yield from chunks(tensor, plan.source.description.head_dim)
-
-
-def _write(writer: EdgeWriter, source: ModelSource, task: FileTensor | Chunk) -> int:
-    """Makes and writes one tensor or piece; returns its bytes."""
-    if isinstance(task, FileTensor):
-        vector = read_vector(source, task).astype("<f4")
-        writer.write_tensor(task.name, vector)
-        return vector.nbytes
-    # Panels follow one another, so that rows which begin and end with one are a tensor themselves.
-    weights = np.ascontiguousarray(read_chunk(source, task), np.float32)
-    tensor = task.tensor
-    out = np.empty(tensor_bytes(tensor.format, task.num_rows, tensor.cols), np.uint8)
-    try:
-        quantize(tensor.format, weights, out)
-    except ValueError as error:
-        raise FormatError(f"tensor {tensor.name}: {error}") from None
-    offset = tensor_bytes(tensor.format, task.first_row, tensor.cols)
-    writer.write_tensor(tensor.name, out, offset=offset)
-    return out.nbytes
-
-
-def _in_order_of_completion(tasks: list[Future[int]]) -> Iterator[int]:
-    pending = set(tasks)
-    while pending:
-        finished, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
-        for task in finished:
-            yield task.result()
-
-
 def _meta(plan: ExportPlan, digests: list[str]) -> dict[str, Any]:
     source = plan.source
     folder = source.files[0].parent
+    head = next(tensor for tensor in reversed(plan.tensors) if tensor.name in ("embed", "head"))
     return {
         "model": source.description.to_meta(),
         "rope": list(source.description.rope),
         "tokenizer": source.tokenizer.to_meta(),
         "quantization": {
             "recipe": RECIPE,
-            "head": plan.head,
+            "head": _HEAD_NAMES[head.format],
             "tensors": {
                 tensor.name: " ".join(dict.fromkeys(tensor.source_types))
                 for tensor in plan.tensors
@@ -389,11 +367,6 @@ def _meta(plan: ExportPlan, digests: list[str]) -> dict[str, Any]:
         },
         "exporter": f"edgellm {version()}",
     }
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _num_cpus() -> int:

@@ -99,7 +99,7 @@ def measure_int8(path: Path, tokenizer: Tokenizer, threads: int) -> dict[str, An
         for start in range(0, len(ids), _ROWS):
             rows = ids[start : start + _ROWS]
             expected, found = (session.prefill(rows, len(rows)) for session in sessions)
-            total += _kl_sum(expected[:, :known], found[:, :known])
+            total += kl_sum(expected[:, :known], found[:, :known])
     return {"int8_kl": round(total / len(ids), 5), "tokens": len(ids)}
 
 
@@ -109,12 +109,13 @@ def choose_kv(model: dict[str, Any], measured: dict[str, Any]) -> dict[str, Any]
     return {"model": model | {"kv_format": "int8" if is_cheap else "f16"}, "kv": measured}
 
 
-def _kl_sum(expected: Float32Array, found: Float32Array) -> float:
+def kl_sum(expected: Float32Array, found: Float32Array) -> float:
     """Sum over rows of KL(softmax(expected) || softmax(found)), nats."""
-    p, q = _log_softmax(expected), _log_softmax(found)
+    p, q = log_softmax(expected), log_softmax(found)
     return float((np.exp(p) * (p - q)).sum())
 
 
-def _log_softmax(logits: Float32Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+def log_softmax(logits: Float32Array) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Logarithms of the softmax of each row, (rows, vocab) float64."""
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))

@@ -49,6 +49,11 @@ class FileTensor:
     source_types: tuple[str, ...]
 
     @property
+    def is_table(self) -> bool:
+        """Whether it is a RoPE table, which the description has."""
+        return self.name.startswith("rope.")
+
+    @property
     def size(self) -> int:
         """Bytes in the file."""
         return tensor_bytes(self.format, self.rows, self.cols)
@@ -160,11 +165,17 @@ def read_chunk(source: ModelSource, chunk: Chunk) -> Float32Array:
 
 def read_vector(source: ModelSource, tensor: FileTensor) -> Float32Array:
     """A whole F32 tensor, (1, n): a norm, a bias or a RoPE table."""
-    if not tensor.parts:
+    if tensor.is_table:
         number = int(tensor.name.split(".")[1])
         return source.description.inv_freqs[number].reshape(1, -1)
     pieces = [_read(source, part, 0, 1).reshape(-1) for part in tensor.parts]
     return fuse(tensor.name, pieces)
+
+
+def read_whole(source: ModelSource, part: SourceTensor) -> Float32Array:
+    """A canonical tensor, (rows, cols) or (n,) float32; errors as for `read_chunk`."""
+    rows = part.shape[0] if len(part.shape) == 2 else 1
+    return np.ascontiguousarray(_read(source, part, 0, rows).reshape(part.shape), np.float32)
 
 
 def _read(source: ModelSource, part: SourceTensor, first: int, count: int) -> Float32Array:

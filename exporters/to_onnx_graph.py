@@ -210,6 +210,8 @@ class _Forward:
             x = self._dequantize(x, ids, table, at)
         if self._this.embedding_scale != 1:
             x = node(at, "Mul", x, graph.number(self._this.embedding_scale))
+        if self._this.has_embed_scale:
+            x = node(at, "Mul", x, graph.weights.vector("embed_scale"))
         return x
 
     def _dequantize(self, codes: str, ids: str, table: Matrix, at: str) -> str:

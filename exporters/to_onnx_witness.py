@@ -165,13 +165,13 @@ def _divergence(
         found = session.prefill(piece, len(piece))[:, :known]
         is_same[start : start + at_once] = expected.argmax(axis=1) == found.argmax(axis=1)
         for row, pair in enumerate(zip(expected, found, strict=True), start):
-            p, q = (_log_softmax(logits) for logits in pair)
+            p, q = (log_softmax(logits) for logits in pair)
             kl[row] = np.exp(p) @ (p - q)
     session.close()
     return kl, is_same
 
 
-def _log_softmax(logits: Float32Array) -> npt.NDArray[np.float64]:
+def log_softmax(logits: Float32Array) -> npt.NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max()
     return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 

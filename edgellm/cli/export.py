@@ -39,6 +39,23 @@ _CHAT = (
     help="Embedding and head in 4.5 or 8.1 bits a weight; auto is q8.",
 )
 @click.option(
+    "--quality",
+    type=click.Choice(["best", "balanced", "fast"]),
+    default="balanced",
+    show_default=True,
+    help="fast rounds the weights as they are, the others calibrate (minutes).",
+)
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Text to calibrate on. Default: ours, and one that the model writes.",
+)
+@click.option(
+    "--bits",
+    type=click.FloatRange(4.5, 8.2),
+    help="Bits a weight up to which the matrices that hurt most in 4 bits get 5 or 8.",
+)
+@click.option(
     "-t", "--threads", type=click.IntRange(1, 1024), help="Default: CPUs of this process."
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done and write nothing.")
@@ -48,6 +65,9 @@ def command(
     source: Path,
     output: Path | None,
     head: Literal["e4", "q8", "auto"],
+    quality: Literal["best", "balanced", "fast"],
+    calibration: Path | None,
+    bits: float | None,
     threads: int | None,
     dry_run: bool,
     quiet: bool,
@@ -55,11 +75,15 @@ def command(
     """Make an INT4 model file of SOURCE, a GGUF file or a Hugging Face folder.
 
     The same source gives the same bytes. An older file under the output's name stays until the new
-    one is whole.
+    one is whole. A calibration that was interrupted goes on where it was.
     """
     from edgellm.exporters.export import ExportOptions, plan_export, run_plan
 
-    options = ExportOptions(head=head, threads=threads)
+    if quality == "fast" and (calibration is not None or bits is not None):
+        raise click.UsageError("--calibration and --bits go with --quality balanced or best")
+    options = ExportOptions(
+        head=head, threads=threads, quality=quality, calibration=calibration, bits=bits
+    )
     plan = plan_export(source, options)
     output = output or Path(f"{plan.source.name}-int4.edge")
     if dry_run:
@@ -68,8 +92,8 @@ def command(
     if quiet:
         run_plan(plan, output, options)
         return
-    with Bar("exporting") as bar:
-        report = run_plan(plan, output, options, bar.update)
+    with Bar("calibrating", lambda count: f"{count} layers") as first, Bar("exporting") as bar:
+        report = run_plan(plan, output, options, bar.update, first.update)
     for note in report.notes:
         click.echo(f"note: {note}", err=True)
     click.echo(_summary(report))

@@ -40,6 +40,7 @@ _MODEL_NUMBERS = {
     "embedding_scale": (1e-6, 1e6),
 }
 _MODEL_FLAGS = ("is_tied", "has_qkv_bias", "has_qk_norm", "has_post_norms")
+_OPTIONAL_FLAGS = ("has_embed_scale",)  # absent is false
 _ACTIVATIONS = ("silu", "gelu_tanh")
 _KV_FORMATS = ("f16", "int8")
 
@@ -197,6 +198,8 @@ def _check_model(check: _Checker, model: dict[str, Any]) -> None:
             check.fail(f"model.{key} is {value}, not within {least}..{most}")
     for key in _MODEL_FLAGS:
         check.member(model, key, bool, path)
+    for key in _OPTIONAL_FLAGS:
+        check.typed(model.get(key, False), bool, path + key)
     if check.member(model, "activation", str, path) not in _ACTIVATIONS:
         check.fail(f"model.activation {model['activation']!r} is not one of {_ACTIVATIONS}")
     if check.member(model, "kv_format", str, path) not in _KV_FORMATS:

@@ -156,6 +156,8 @@ class ReferenceModel:
         if not ids.size or ids.min() < 0 or ids.max() >= self.description.vocab_size:
             raise ValueError(f"ids must be 0 to {self.description.vocab_size - 1}, one or more")
         scaled = self._get("embed")[ids] * np.float32(self.description.embedding_scale)
+        if self.description.has_embed_scale:
+            scaled = scaled * self._get("embed_scale")
         return np.asarray(scaled, np.float32)
 
     def positions(self, first: int, count: int) -> Positions:

@@ -72,7 +72,8 @@ class ModelDescription:
     """One model: exactly META's "model" fields, and the RoPE tables with what they were read from.
 
     `inv_freqs` has `num_ropes` float32 arrays of (head_dim / 2,). `num_tokens` equals `vocab_size`
-    until the exporter has counted the tokenizer's ids and replaced it.
+    until the exporter has counted the tokenizer's ids and replaced it. With `has_embed_scale` the
+    exporter has multiplied the embedding's columns, and the tensor "embed_scale" undoes it.
     """
 
     architecture: str
@@ -98,6 +99,7 @@ class ModelDescription:
     inv_freqs: tuple[Float32Array, ...] = field(compare=False)
     rope: tuple[dict[str, Any], ...] = ()
     kv_format: str = "f16"
+    has_embed_scale: bool = False
 
     def to_meta(self) -> dict[str, Any]:
         """The "model" object of META."""
@@ -106,6 +108,8 @@ class ModelDescription:
             for item in dataclasses.fields(self)
             if item.name not in ("inv_freqs", "rope", "layers")
         }
+        if not self.has_embed_scale:
+            del meta["has_embed_scale"]
         meta["layers"] = [{"rope": layer.rope, "window": layer.window} for layer in self.layers]
         return meta
 
@@ -368,6 +372,8 @@ def canonical_shapes(description: ModelDescription) -> dict[str, tuple[int, ...]
     if description.has_post_norms:
         layer["post_ffn_norm"] = (hidden,)
     shapes: dict[str, tuple[int, ...]] = {"embed": (description.vocab_size, hidden)}
+    if description.has_embed_scale:
+        shapes["embed_scale"] = (hidden,)
     for i in range(description.num_layers):
         shapes |= {f"layers.{i}.{role}": shape for role, shape in layer.items()}
     shapes["final_norm"] = (hidden,)

@@ -53,6 +53,13 @@ static bool read_flag(const report* out, elm_json model, const char* key, bool* 
   return true;
 }
 
+/* A flag that files without it do not have. */
+static bool read_optional_flag(const report* out, elm_json model, const char* key, bool* value) {
+  elm_json item;
+  *value = false;
+  return !elm_json_member(model, key, &item) || read_flag(out, model, key, value);
+}
+
 static bool read_architecture(const report* out, elm_json model, elm_arch* arch) {
   elm_json item;
   if (!elm_json_member(model, "architecture", &item) ||
@@ -124,7 +131,8 @@ static bool read_model(const report* out, elm_json model, elm_arch* arch) {
       !read_flag(out, model, "is_tied", &arch->is_tied) ||
       !read_flag(out, model, "has_qkv_bias", &arch->has_qkv_bias) ||
       !read_flag(out, model, "has_qk_norm", &arch->has_qk_norm) ||
-      !read_flag(out, model, "has_post_norms", &arch->has_post_norms)) {
+      !read_flag(out, model, "has_post_norms", &arch->has_post_norms) ||
+      !read_optional_flag(out, model, "has_embed_scale", &arch->has_embed_scale)) {
     return false;
   }
   if (arch->head_dim % ELM_HEAD_DIM_MULTIPLE != 0) {

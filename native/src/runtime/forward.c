@@ -13,11 +13,16 @@
 
 static void embed(const forward* f, int32_t thread) {
   const elm_session* s = f->session;
+  const float* scale = f->model->embed_scale;
   size_t first, last;
   rows_of(f, thread, &first, &last);
   for (size_t m = first; m < last; ++m) {
+    float* x = residual(f, thread) + m * s->sizes.hidden;
     elm_embed_row(f->model->embedding, (size_t)s->ids[f->position + m],
-                  f->model->arch->embedding_scale, residual(f, thread) + m * s->sizes.hidden);
+                  f->model->arch->embedding_scale, x);
+    for (size_t i = 0; scale != NULL && i < (size_t)f->model->arch->hidden_size; ++i) {
+      x[i] *= scale[i];
+    }
   }
 }
 

@@ -51,6 +51,7 @@ struct elm_model {
   elm_kernels kernels;
   elm_pool* pool;
   const elm_tensor* embedding;
+  const float* embed_scale; /* (hidden) factors of its columns, or NULL */
   const float** inv_freq; /* (num_ropes) tables of (head_dim / 2) */
   elm_step* steps;
   size_t num_steps;

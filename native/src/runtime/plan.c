@@ -121,6 +121,9 @@ elm_status elm_plan_build(elm_model* model, elm_error* error) {
         vector(find(&l, F32, 1, (uint64_t)arch->head_dim / 2, "rope.%d.inv_freq", j));
   }
   model->embedding = find(&l, QUANTIZED, vocab, hidden, "embed");
+  if (arch->has_embed_scale) {
+    model->embed_scale = vector(find(&l, F32, 1, hidden, "embed_scale"));
+  }
   elm_step* step = model->steps;
   *step++ = (elm_step){.kind = ELM_STEP_EMBED, .layer = -1};
   const float* post_norm = NULL;
@@ -176,6 +179,7 @@ static void print_step(printer* p, const elm_model* model, const elm_step* step)
       print(p, "embed      ids -> x: %s %s (%llu, %llu)", model->embedding->name,
             model->embedding->format == ELM_FORMAT_E4 ? "E4" : "E8",
             (unsigned long long)model->embedding->rows, (unsigned long long)model->embedding->cols);
+      print(p, "%s", model->embed_scale != NULL ? ", scaled" : "");
       break;
     case ELM_STEP_NORM:
       print(p, "norm       x%s -> q8: %s, %s",

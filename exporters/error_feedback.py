@@ -1,0 +1,245 @@
+"""Rounds a matrix to the grid of E4 or E5 so that its products change least, not its numbers.
+
+Minimises the squared error of the outputs on calibration inputs, (W - Q) H (W - Q)^T with
+H = X^T X: columns are rounded one after another and the error of each is spread over those not yet
+rounded (GPTQ), then codes are improved one column at a time given all others (coordinate descent),
+then D is fitted to the codes by least squares.
+
+Source: Frantar et al., GPTQ, arXiv:2210.17323, with static groups and columns in falling order of
+H's diagonal; coordinate descent as in Behdin et al., QuantEase, arXiv:2309.01885.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edgellm._native import quantize
+from edgellm.format.layout import Grouped, pack_grouped, unpack_grouped
+from edgellm.format.spec import GROUP_COLS, PANEL_ROWS, SUPERBLOCK_COLS, tensor_bytes
+from edgellm.types import Float32Array, TensorFormat, round_up
+
+__all__ = ["Feedback", "fit", "quantize_grouped"]
+
+_U8Array = npt.NDArray[np.uint8]
+
+_LEVELS: Final = {TensorFormat.E4: 16, TensorFormat.E5: 32}
+_BLOCK: Final = 128  # columns whose updates are gathered into one matrix product
+_ROWS: Final = 4096  # of a matrix worked on at a time
+_MAX_ATTEMPTS: Final = 8  # at a damping that lets the Cholesky factorisation succeed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feedback:
+    """Which steps are taken after the weighted fit.
+
+    Attributes:
+        is_spread: Whether the error of a column is spread over the columns to come.
+        sweeps: Coordinate descents over all columns, each after a refit of D but the first.
+        damping: What is added to H's diagonal, as a part of its mean: with few calibration tokens
+            H is known badly, and a larger damping trusts it less.
+    """
+
+    is_spread: bool = True
+    sweeps: int = 2
+    damping: float = 0.3
+
+
+def fit(
+    tensor_format: TensorFormat, weights: Float32Array, importance: Float32Array, threads: int
+) -> _U8Array:
+    """Quantises a matrix by a weighted search for each superblock alone.
+
+    Args:
+        tensor_format: E4, E5 or E8.
+        weights: (rows, cols) float32.
+        importance: (cols,) float32, the mean square of each column's input.
+        threads: Threads to use; the bytes do not depend on it.
+
+    Returns:
+        The stored bytes, uint8.
+
+    Raises:
+        ValueError: A weight is not finite.
+    """
+    rows, cols = weights.shape
+    weights = np.ascontiguousarray(weights, np.float32)
+    importance = np.ascontiguousarray(importance, np.float32)
+    out = np.empty(tensor_bytes(tensor_format, rows, cols), np.uint8)
+    step = round_up(-(-rows // threads), PANEL_ROWS)
+
+    def fit_rows(first: int) -> None:
+        part = weights[first : first + step]
+        quantize(tensor_format, part, out, importance=importance, first_row=first, rows=rows)
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(fit_rows, range(0, rows, step)))
+    return out
+
+
+def quantize_grouped(
+    tensor_format: TensorFormat,
+    weights: Float32Array,
+    moments: Float32Array,
+    feedback: Feedback,
+    threads: int,
+) -> _U8Array:
+    """Quantises a matrix.
+
+    Args:
+        tensor_format: E4 or E5.
+        weights: (rows, cols) float32.
+        moments: (cols, cols) float32, the mean of x^T x over calibration inputs x (1, cols).
+        feedback: Steps to take.
+        threads: Threads to use for the fit.
+
+    Returns:
+        The stored bytes, uint8.
+
+    Raises:
+        ValueError: A weight is not finite.
+    """
+    rows, cols = weights.shape
+    fitted = fit(tensor_format, weights, moments.diagonal(), threads)
+    if not feedback.is_spread and not feedback.sweeps:
+        return fitted
+    parts = unpack_grouped(fitted, tensor_format, rows, cols)
+    order = np.argsort(-moments.diagonal(), kind="stable")
+    damped, factor = _factorise(moments, order, feedback.damping)
+    codes = parts.codes.copy()
+    d = parts.d.copy()
+    for first in range(0, rows, _ROWS):
+        part = slice(first, min(first + _ROWS, rows))
+        grid = _Grid.of(parts, part, cols, _LEVELS[tensor_format])
+        found = grid.codes
+        if feedback.is_spread:
+            found = _spread(weights[part], factor, order, grid)
+        for sweep in range(feedback.sweeps):
+            if sweep:
+                ratio = _refit(weights[part], damped, grid, found)
+                d[part] *= ratio
+                grid = replace(grid, step=grid.step * _per_column(ratio, SUPERBLOCK_COLS, cols))
+            found = _descend(weights[part], damped, grid, found)
+        codes[part, :cols] = found.astype(np.uint8)
+    return pack_grouped(Grouped(codes=codes, s=parts.s, z=parts.z, d=d), tensor_format)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Grid:
+    """w = step * (code - zero), each (rows, cols) float32; codes are below `levels`."""
+
+    step: Float32Array
+    zero: Float32Array
+    codes: Float32Array
+    levels: int
+
+    @classmethod
+    def of(cls, parts: Grouped, rows: slice, cols: int, levels: int) -> _Grid:
+        s = _per_column(parts.s[rows].astype(np.float32), GROUP_COLS, cols)
+        z = _per_column(parts.z[rows].astype(np.float32), GROUP_COLS, cols)
+        return cls(
+            step=_per_column(parts.d[rows], SUPERBLOCK_COLS, cols) * s,
+            zero=z / s,
+            codes=parts.codes[rows, :cols].astype(np.float32),
+            levels=levels,
+        )
+
+
+def _per_column(values: Float32Array, width: int, cols: int) -> Float32Array:
+    """(rows, n) numbers of `width` columns each to (rows, cols)."""
+    wide: Float32Array = np.repeat(values, width, axis=1)[:, :cols]
+    return wide
+
+
+def _factorise(
+    moments: Float32Array, order: npt.NDArray[np.intp], damping: float
+) -> tuple[Float32Array, Float32Array]:
+    """H with its damping, doubled until it can be factorised.
+
+    Returns:
+        H, and the upper Cholesky factor of the inverse of H with its columns in `order`.
+    """
+    diagonal = np.arange(len(moments))
+    mean = max(float(moments.diagonal().mean(dtype=np.float64)), 1e-30)
+    for attempt in range(_MAX_ATTEMPTS):
+        damped = moments.copy()
+        damped[diagonal, diagonal] += np.float32(damping * 2**attempt * mean)
+        try:
+            inverse = np.linalg.inv(damped[np.ix_(order, order)].astype(np.float64))
+            factor = np.linalg.cholesky((inverse + inverse.T) / 2).T
+        except np.linalg.LinAlgError:
+            continue
+        return damped, np.ascontiguousarray(factor, np.float32)
+    raise ValueError("the calibration inputs have no covariance that can be inverted")
+
+
+def _spread(
+    weights: Float32Array, factor: Float32Array, order: npt.NDArray[np.intp], grid: _Grid
+) -> Float32Array:
+    """Codes (rows, cols) by error feedback, columns in `order`."""
+    cols = len(order)
+    rest = np.ascontiguousarray(weights.T[order])
+    step = np.ascontiguousarray(grid.step.T[order])
+    zero = np.ascontiguousarray(grid.zero.T[order])
+    codes = np.empty_like(rest)
+    for first in range(0, cols, _BLOCK):
+        last = min(first + _BLOCK, cols)
+        errors = np.empty((last - first, rest.shape[1]), np.float32)
+        for j in range(first, last):
+            codes[j] = np.clip(np.rint(rest[j] / step[j] + zero[j]), 0, grid.levels - 1)
+            errors[j - first] = (rest[j] - step[j] * (codes[j] - zero[j])) / factor[j, j]
+            rest[j + 1 : last] -= factor[j, j + 1 : last, None] * errors[j - first]
+        rest[last:] -= factor[first:last, last:].T @ errors
+    out = np.empty_like(codes)
+    out[order] = codes
+    return np.ascontiguousarray(out.T)
+
+
+def _descend(
+    weights: Float32Array, moments: Float32Array, grid: _Grid, codes: Float32Array
+) -> Float32Array:
+    """One sweep: every column gets the codes that are best given all others."""
+    step, zero = np.ascontiguousarray(grid.step.T), np.ascontiguousarray(grid.zero.T)
+    codes = np.ascontiguousarray(codes.T)
+    gradient = moments @ (step * (codes - zero) - weights.T)
+    curvature = np.maximum(moments.diagonal(), np.float32(1e-30))
+    for first in range(0, len(codes), _BLOCK):
+        last = min(first + _BLOCK, len(codes))
+        window = gradient[first:last]
+        moves = np.zeros_like(window)
+        for j in range(first, last):
+            best = codes[j] - window[j - first] / (curvature[j] * step[j])
+            chosen = np.clip(np.rint(best), 0, grid.levels - 1)
+            moves[j - first] = step[j] * (chosen - codes[j])
+            codes[j] = chosen
+            window += moments[first:last, j, None] * moves[j - first]
+        gradient[:first] += moments[:first, first:last] @ moves
+        gradient[last:] += moments[last:, first:last] @ moves
+    return np.ascontiguousarray(codes.T)
+
+
+def _refit(
+    weights: Float32Array, moments: Float32Array, grid: _Grid, codes: Float32Array
+) -> Float32Array:
+    """Factors (rows, superblocks) for D that suit the codes best, near 1."""
+    rows, cols = weights.shape
+    blocks = [slice(k, min(k + SUPERBLOCK_COLS, cols)) for k in range(0, cols, SUPERBLOCK_COLS)]
+    found = grid.step * (codes - grid.zero)
+    square = np.empty((rows, len(blocks), len(blocks)))
+    product = np.empty((rows, len(blocks)))
+    for i, block in enumerate(blocks):
+        through = found[:, block] @ moments[block]
+        product[:, i] = np.einsum("rk,rk->r", through, weights, dtype=np.float64)
+        for j, other in enumerate(blocks):
+            square[:, i, j] = np.einsum(
+                "rk,rk->r", through[:, other], found[:, other], dtype=np.float64
+            )
+    ridge = 1e-3 * np.trace(square, axis1=1, axis2=2) / len(blocks) + 1e-30
+    square += ridge[:, None, None] * np.eye(len(blocks))
+    product += ridge[:, None]
+    ratio = np.linalg.solve(square, product[..., None])[..., 0]
+    return np.clip(ratio, 0.8, 1.25).astype(np.float32)

@@ -1,0 +1,302 @@
+"""The qualities of `edgellm export`: calibrates, and measures for the model card what it gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+
+from edgellm._native import NativeModel, version
+from edgellm.errors import FormatError
+from edgellm.exporters.calibrated import Calibrator
+from edgellm.exporters.calibration import (
+    Calibration,
+    digest,
+    encode_windows,
+    read_text,
+    write_own_text,
+)
+from edgellm.exporters.equalize import ALPHAS
+from edgellm.exporters.error_feedback import Feedback
+from edgellm.exporters.kv_gate import kl_sum, log_softmax
+from edgellm.exporters.plan import FileTensor, read_whole
+from edgellm.exporters.source import ModelSource
+from edgellm.exporters.weights import Made, Progress
+from edgellm.exporters.workspace import Workspace
+from edgellm.models import ModelDescription
+from edgellm.text import Tokenizer
+from edgellm.types import Float32Array, Int32Array, TensorFormat
+
+__all__ = ["QUALITIES", "Calibrated", "Quality", "QualityName", "calibrate", "measure_card"]
+
+QualityName: TypeAlias = Literal["best", "balanced", "fast"]
+
+_WINDOW: Final = 512  # tokens
+_NUM_HELD_OUT: Final = 2  # windows
+_ROWS: Final = 64  # of logits at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """What a quality costs.
+
+    Attributes:
+        windows: Calibration windows of 512 tokens.
+        feedback: Steps after the weighted fit.
+    """
+
+    windows: int
+    feedback: Feedback
+
+
+QUALITIES: Final = {
+    "balanced": Quality(windows=32, feedback=Feedback()),
+    "best": Quality(windows=96, feedback=Feedback(sweeps=4)),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """A model whose layers are quantised.
+
+    Attributes:
+        description: The model of the file.
+        tensors: What became of each tensor.
+        made: For a section its tensors.
+        held_out: (m, length) int32: windows that nothing was fitted to.
+        hidden: What the float model's head multiplies there, (m * length, hidden).
+        card: What META's "quantization" says of it.
+        workspace: To remove when the file is whole.
+    """
+
+    description: ModelDescription
+    tensors: tuple[FileTensor, ...]
+    made: Made
+    held_out: Int32Array
+    hidden: Float32Array
+    card: dict[str, Any]
+    workspace: Workspace
+
+
+def calibrate(
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    tensors: tuple[FileTensor, ...],
+    output: Path,
+    *,
+    quality: Literal["best", "balanced"],
+    text: Path | None,
+    bits: float | None,
+    is_head_free: bool,
+    threads: int,
+    export_fast: Callable[[Path], object],
+    progress: Progress | None,
+) -> Calibrated:
+    """Quantises a model's layers for the inputs they meet.
+
+    Args:
+        source: The model.
+        tokenizer: Its tokenizer.
+        tensors: What becomes of each tensor.
+        output: The file to be; work in progress lies beside it.
+        quality: How thoroughly.
+        text: The user's calibration text, or None for ours and the model's own.
+        bits: Bits a weight, over all weights, up to which matrices get more than 4.
+        is_head_free: Whether `bits` decides about embedding and head too.
+        threads: Threads to use.
+        export_fast: Writes the model, quantised without calibration, to a path.
+        progress: Called with layers done and their number, all passes together.
+
+    Returns:
+        The quantised layers.
+
+    Raises:
+        EdgeLLMError: One of its kinds; says what is wrong.
+    """
+    steps = QUALITIES[quality]
+    stats = [(file.name, (info := file.stat()).st_size, info.st_mtime_ns) for file in source.files]
+    stamp = [text.name, text.stat().st_size] if text is not None and text.is_file() else None
+    fingerprint = {
+        "source": stats,
+        "quality": quality,
+        "bits": [bits, is_head_free],
+        "formats": [[tensor.name, int(tensor.format)] for tensor in tensors],
+        "text": stamp,
+        "exporter": version(),
+    }
+    content = read_text(text)
+    workspace = Workspace(output, fingerprint)
+    calibration = _gather(
+        source, tokenizer, content, text, steps.windows, workspace, threads, export_fast
+    )
+    num_layers = source.description.num_layers
+    total, done = num_layers * (3 if bits else 2), 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(done, total)
+
+    worker = Calibrator(
+        source,
+        tensors,
+        calibration,
+        workspace,
+        alphas=ALPHAS,
+        feedback=steps.feedback,
+        threads=threads,
+        advance=advance,
+    )
+    hidden = worker.collect()
+    if bits is not None:
+        tensors = _spend(worker, tensors, bits, is_head_free, workspace)
+    worker.quantise({tensor.name: tensor.format for tensor in tensors})
+    if worker.description.has_embed_scale:
+        tensors = (*tensors, _embed_scale(worker.description.hidden_size))
+    tokens = int(calibration.windows.size)
+    card = {
+        "quality": quality,
+        "calibration": {
+            "origin": calibration.origin,
+            "sha256": calibration.sha256,
+            "tokens": tokens,
+        },
+    }
+    return Calibrated(
+        description=worker.description,
+        tensors=tensors,
+        made=worker.load,
+        held_out=calibration.held_out,
+        hidden=hidden,
+        card=card,
+        workspace=workspace,
+    )
+
+
+def measure_card(
+    source: ModelSource, calibrated: Calibrated, path: Path, threads: int
+) -> dict[str, Any]:
+    """KL divergence of the finished file from the float model, and both perplexities.
+
+    Args:
+        source: The model.
+        calibrated: What `calibrate` made of it.
+        path: The whole file.
+        threads: Threads to use.
+
+    Returns:
+        "kl" in nats a token, "perplexity" of the file and "source_perplexity", over "tokens" of
+        the held-out windows.
+    """
+    name = "embed" if source.description.is_tied else "head"
+    wanted = source.spec.sources(source.kind, source.description)
+    head = read_whole(source, next(item for item in wanted if item.canonical_name == name))
+    known = source.description.num_tokens
+    divergence = losses = own_losses = 0.0
+    length = calibrated.held_out.shape[1]
+    with NativeModel(path, threads=threads, kv="f16") as model:
+        for number, ids in enumerate(calibrated.held_out):
+            session = model.create_session(length)
+            for first in range(0, length, _ROWS):
+                rows = ids[first : first + _ROWS]
+                start = number * length + first
+                expected = (calibrated.hidden[start : start + len(rows)] @ head.T)[:, :known]
+                found = session.prefill(rows.tolist(), len(rows))[:, :known]
+                divergence += kl_sum(expected, found)
+                following = ids[first + 1 : first + 1 + len(rows)]
+                at = np.arange(len(following)), following
+                losses -= float(log_softmax(expected)[at].sum())
+                own_losses -= float(log_softmax(found)[at].sum())
+            session.close()
+    tokens = calibrated.held_out.size
+    predicted = tokens - len(calibrated.held_out)
+    return {
+        "kl": round(divergence / tokens, 5),
+        "perplexity": round(float(np.exp(own_losses / predicted)), 4),
+        "source_perplexity": round(float(np.exp(losses / predicted)), 4),
+        "tokens": int(tokens),
+    }
+
+
+def _gather(
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    content: str,
+    text: Path | None,
+    count: int,
+    workspace: Workspace,
+    threads: int,
+    export_fast: Callable[[Path], object],
+) -> Calibration:
+    """Calibration windows; half are written by the model where the user gave no text."""
+    known = workspace.load("windows")
+    length = min(_WINDOW, source.description.max_context)
+    bos = source.tokenizer.bos_id if source.tokenizer.add_bos else None
+    if known is None:
+        windows = encode_windows(tokenizer, content, bos, length)
+        if len(windows) < 2 * _NUM_HELD_OUT:
+            raise FormatError(
+                f"the calibration text has {len(windows)} windows of {length} tokens; it needs "
+                f"{2 * _NUM_HELD_OUT} or more"
+            )
+        held_out, windows = windows[:_NUM_HELD_OUT], windows[_NUM_HELD_OUT:]
+        wanted = count if text is not None else count // 2
+        spread = np.linspace(0, len(windows) - 1, min(wanted, len(windows))).astype(int)
+        chosen = windows[spread]
+        if text is None:
+            path = workspace.folder / "fast.edge"
+            export_fast(path)
+            own = write_own_text(path, windows, count - len(chosen), length, bos, threads)
+            path.unlink()
+            chosen = np.concatenate([chosen, own])
+        known = {"windows": chosen, "held_out": held_out}
+        workspace.save("windows", **known)
+    return Calibration(
+        windows=known["windows"],
+        held_out=known["held_out"],
+        sha256=digest(known["windows"]),
+        origin="own" if text is None else text.name,
+    )
+
+
+def _spend(
+    worker: Calibrator,
+    tensors: tuple[FileTensor, ...],
+    bits: float,
+    is_head_free: bool,
+    workspace: Workspace,
+) -> tuple[FileTensor, ...]:
+    """The tensors with the formats that `bits` a weight allow."""
+    known = workspace.load("formats")
+    if known is None:
+        free = {
+            tensor.name
+            for tensor in tensors
+            if tensor.format != TensorFormat.F32
+            and (is_head_free or tensor.section != "globals")
+        }
+        num_weights = sum(tensor.rows * tensor.cols for tensor in tensors)
+        fixed = sum(tensor.size for tensor in tensors if tensor.name not in free)
+        chosen = worker.choose(int(bits * num_weights / 8) - fixed, is_head_free)
+        known = {name: np.asarray(int(kind)) for name, kind in chosen.items()}
+        workspace.save("formats", **known)
+    formats = {name: TensorFormat(int(value)) for name, value in known.items()}
+    return tuple(
+        replace(tensor, format=formats.get(tensor.name, tensor.format)) for tensor in tensors
+    )
+
+
+def _embed_scale(hidden: int) -> FileTensor:
+    return FileTensor(
+        name="embed_scale",
+        section="globals",
+        format=TensorFormat.F32,
+        rows=1,
+        cols=hidden,
+        parts=(),
+        source_types=(),
+    )

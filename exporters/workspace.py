@@ -1,0 +1,54 @@
+"""Where a long export keeps what it has done, so that it goes on after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Workspace"]
+
+
+class Workspace:
+    """A folder beside the output, `.NAME.partial`, removed when the export is whole.
+
+    Args:
+        output: The file to be.
+        fingerprint: What the work depends on; work with another fingerprint is thrown away.
+    """
+
+    def __init__(self, output: Path, fingerprint: dict[str, Any]) -> None:
+        self.folder = output.with_name(f".{output.name}.partial")
+        stamp = json.dumps(fingerprint, sort_keys=True)
+        stamp_file = self.folder / "fingerprint.json"
+        if stamp_file.is_file() and stamp_file.read_text() == stamp:
+            return
+        self.remove()
+        self.folder.mkdir()
+        stamp_file.write_text(stamp)
+
+    def save(self, name: str, **arrays: npt.NDArray[Any]) -> None:
+        """Keeps arrays under a name; they are there whole or not at all."""
+        temporary = self.folder / f"{name}.tmp"
+        with temporary.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.folder / f"{name}.npz")
+
+    def load(self, name: str) -> dict[str, npt.NDArray[Any]] | None:
+        """What was kept under a name, None if nothing was."""
+        path = self.folder / f"{name}.npz"
+        if not path.is_file():
+            return None
+        with np.load(path, allow_pickle=False) as arrays:
+            return dict(arrays)
+
+    def remove(self) -> None:
+        """Removes the folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
