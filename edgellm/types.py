@@ -20,6 +20,7 @@ class TensorFormat(enum.IntEnum):
     F32 = 0
     E4 = 1
     E8 = 2
+    E5 = 3
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.format import EdgeFile
-from edgellm.format.layout import dequantize, integers, unpack_e4
+from edgellm.format.layout import dequantize, integers, unpack_grouped
 from edgellm.format.spec import GROUP_COLS, PANEL_ROWS, SUPERBLOCK_COLS
 from edgellm.models import ModelDescription, ModelSpec, canonical_shapes, fused_parts, unfuse
 from edgellm.types import Float32Array, TensorFormat
@@ -64,7 +64,7 @@ def _e4_blocks(data: npt.NDArray[np.uint8], rows: int, cols: int) -> Blocks:
 
     Both are rounded, so a weight may differ from float32(D * (s * q - z)) by 1e-7 of the largest.
     """
-    parts = unpack_e4(data, rows, cols)
+    parts = unpack_grouped(data, TensorFormat.E4, rows, cols)
     groups = parts.s.shape[1]
     pairs = parts.codes.reshape(rows, groups, GROUP_COLS // 2, 2)
     s = parts.s.astype(np.float32)

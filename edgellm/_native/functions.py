@@ -138,12 +138,12 @@ def quantize(
     rows are cut.
 
     Args:
-        tensor_format: E4 or E8.
+        tensor_format: E4, E5 or E8.
         weights: (n, cols) float32, C-contiguous; n is a multiple of 16 unless the range ends the
             tensor.
         out: the whole tensor's buffer, `tensor_bytes(tensor_format, rows, cols)` long; uint8.
         importance: (cols,) float32 >= 0, the mean square of each column's activation: weights the
-            squared errors that E4 minimises; None: all alike.
+            squared errors that E4 and E5 minimise; None: all alike.
         first_row: a multiple of 16.
         rows: of the whole tensor; None: first_row + n.
 

@@ -54,6 +54,9 @@ PANEL_ROWS = 16
 SUPERBLOCK_COLS = 256
 GROUP_COLS = 32
 LINE_BYTES = 64
+# lines of 64 bytes: of the codes of a group, one for each bit of a code; of the scales of a tile
+GROUP_LINES = {TensorFormat.E4: 4, TensorFormat.E5: 5, TensorFormat.E8: 8}
+SCALE_LINES = {TensorFormat.E4: 4, TensorFormat.E5: 4, TensorFormat.E8: 1}
 
 
 class SectionType(enum.IntEnum):
@@ -181,8 +184,6 @@ def tensor_bytes(tensor_format: TensorFormat, rows: int, cols: int) -> int:
     num_panels = -(-rows // PANEL_ROWS)
     padded = round_up(cols, GROUP_COLS)
     num_superblocks = -(-padded // SUPERBLOCK_COLS)
-    if tensor_format == TensorFormat.E4:
-        panel = padded // 8 * LINE_BYTES + num_superblocks * 4 * LINE_BYTES
-    else:
-        panel = padded // 4 * LINE_BYTES + num_superblocks * LINE_BYTES
-    return num_panels * panel
+    lines = padded // GROUP_COLS * GROUP_LINES[tensor_format]
+    lines += num_superblocks * SCALE_LINES[tensor_format]
+    return num_panels * lines * LINE_BYTES

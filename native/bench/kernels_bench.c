@@ -141,19 +141,27 @@ static void free_activations(elm_q8 x) {
   free(x.bsum);
 }
 
+static elm_format format_of(elm_op op) {
+  switch (op) {
+    case ELM_OP_gemv_q8_e4:
+    case ELM_OP_gemm_q8_e4: return ELM_FORMAT_E4;
+    case ELM_OP_gemv_q8_e5:
+    case ELM_OP_gemm_q8_e5: return ELM_FORMAT_E5;
+    default: return ELM_FORMAT_E8;
+  }
+}
+
 /* Seconds of one product, the best of `rounds`, each over at least `num_copies` copies of the
  * weights one after the other. */
 static double measure(const elm_kernel_row* row, const shape* s, size_t num_rows, size_t num_copies,
                       uint8_t* weights, int rounds) {
-  const bool is_e4 = row->op == ELM_OP_gemv_q8_e4 || row->op == ELM_OP_gemm_q8_e4;
   elm_q8 x = new_activations(num_rows, s->cols);
-  elm_matmul_args args = {
-      .panel_bytes = is_e4 ? elm_e4_panel_bytes(s->cols) : elm_e8_panel_bytes(s->cols),
-      .last_panel = s->rows / ELM_PANEL_ROWS,
-      .x = &x,
-      .num_rows = num_rows,
-      .out = allocate(num_rows * s->rows * sizeof(float)),
-      .out_stride = s->rows};
+  elm_matmul_args args = {.panel_bytes = elm_panel_bytes(format_of(row->op), s->cols),
+                          .last_panel = s->rows / ELM_PANEL_ROWS,
+                          .x = &x,
+                          .num_rows = num_rows,
+                          .out = allocate(num_rows * s->rows * sizeof(float)),
+                          .out_stride = s->rows};
   double best = 1e9;
   for (int round = 0; round < rounds; ++round) {
     const double start = now();
@@ -170,12 +178,10 @@ static double measure(const elm_kernel_row* row, const shape* s, size_t num_rows
 }
 
 static void bench_row(const elm_kernel_row* row, uint8_t* weights, int rounds) {
-  const bool is_e4 = row->op == ELM_OP_gemv_q8_e4 || row->op == ELM_OP_gemm_q8_e4;
-  const bool is_gemv = row->op == ELM_OP_gemv_q8_e4 || row->op == ELM_OP_gemv_q8_e8;
+  const bool is_gemv = row->op <= ELM_OP_gemv_q8_e8; /* gemv come first */
   for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; ++i) {
     const shape* s = &shapes[i];
-    const size_t bytes = s->rows / ELM_PANEL_ROWS *
-                         (is_e4 ? elm_e4_panel_bytes(s->cols) : elm_e8_panel_bytes(s->cols));
+    const size_t bytes = s->rows / ELM_PANEL_ROWS * elm_panel_bytes(format_of(row->op), s->cols);
     printf("%-34s K %4zu N %4zu  %-22s", row->name, s->cols, s->rows, s->name);
     if (is_gemv) {
       const size_t num_copies = NUM_COLD_BYTES / bytes;

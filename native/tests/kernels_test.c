@@ -126,7 +126,7 @@ typedef enum pattern { ORDINARY, AT_THE_LIMITS, ODD_SCALES, NUM_PATTERNS } patte
 
 /* A matrix in a tile format, activations, and their product by the definition. */
 typedef struct problem {
-  bool is_e4;
+  elm_format format;
   size_t num_cols;
   size_t panel_bytes;
   guarded weights;
@@ -136,37 +136,48 @@ typedef struct problem {
 } problem;
 
 /* A group's scale and zero within -128 <= s*q - z <= 127. */
-static void pick_group(pattern kind, int* s, int* z) {
-  static const int limits[5][2] = {{15, 98}, {15, 128}, {1, 0}, {1, 128}, {8, 0}};
+static void pick_group(elm_format format, pattern kind, int* s, int* z) {
+  static const int e4_limits[5][2] = {{15, 98}, {15, 128}, {1, 0}, {1, 128}, {8, 0}};
+  static const int e5_limits[5][2] = {{8, 121}, {8, 128}, {1, 0}, {1, 128}, {4, 0}};
+  const bool is_e4 = format == ELM_FORMAT_E4;
   if (kind == AT_THE_LIMITS) {
-    const int pick = random_in(0, 4);
-    *s = limits[pick][0];
-    *z = limits[pick][1];
+    const int* limits = (is_e4 ? e4_limits : e5_limits)[random_in(0, 4)];
+    *s = limits[0];
+    *z = limits[1];
   } else {
-    *s = random_in(1, 15);
-    *z = random_in(15 * *s > 127 ? 15 * *s - 127 : 0, 128);
+    *s = random_in(1, is_e4 ? 15 : 8);
+    const int highest = *s * (is_e4 ? 15 : 31);
+    *z = random_in(highest > 127 ? highest - 127 : 0, 128);
   }
 }
 
-/* Fills row `r` of an E4 tile and the integer weights w (cols) it stands for. */
-static void encode_e4_row(pattern kind, uint8_t* tile, size_t cols, size_t r, int8_t* w) {
+/* Fills row `r` of an E4 or E5 tile and the integer weights w (cols) it stands for. */
+static void encode_grouped_row(elm_format format, pattern kind, uint8_t* tile, size_t cols,
+                               size_t r, int8_t* w) {
+  const int last = format == ELM_FORMAT_E4 ? 15 : 31;
+  const size_t group_lines = format == ELM_FORMAT_E4 ? 4 : 5;
+  uint8_t* scales = tile + cols / ELM_GROUP * group_lines * ELM_LINE;
   uint32_t word = 0;
   for (size_t g = 0; g < cols / ELM_GROUP; ++g) {
     int s, z;
-    pick_group(kind, &s, &z);
+    pick_group(format, kind, &s, &z);
     word |= (uint32_t)s << (4 * g);
-    tile[cols / 8 * ELM_LINE + ELM_LINE * (1 + g / 4) + 4 * r + g % 4] = (uint8_t)z;
-    const int whole_group = random_in(0, 2); /* at the limits: all 0, all 15 or mixed */
-    for (size_t k = g * ELM_GROUP; k < (g + 1) * ELM_GROUP; ++k) {
-      int code = random_in(0, 15);
+    scales[ELM_LINE * (1 + g / 4) + 4 * r + g % 4] = (uint8_t)z;
+    const int whole_group = random_in(0, 2); /* at the limits: all 0, all `last` or mixed */
+    for (size_t k = 0; k < ELM_GROUP; ++k) {
+      int code = random_in(0, last);
       if (kind == AT_THE_LIMITS) {
-        code = whole_group == 2 ? 15 * random_in(0, 1) : 15 * whole_group;
+        code = whole_group == 2 ? last * random_in(0, 1) : last * whole_group;
       }
-      tile[k / 8 * ELM_LINE + 4 * r + k % 4] |= (uint8_t)(k % 8 < 4 ? code : code << 4);
-      w[k] = (int8_t)(s * code - z);
+      uint8_t* at = tile + g * group_lines * ELM_LINE + 4 * r + k % 4;
+      at[k / 8 * ELM_LINE] |= (uint8_t)(k % 8 < 4 ? code & 15 : (code & 15) << 4);
+      if (format == ELM_FORMAT_E5) {
+        at[4 * ELM_LINE] |= (uint8_t)((code >> 4) << (k % 8 < 4 ? k / 8 : 4 + k / 8));
+      }
+      w[g * ELM_GROUP + k] = (int8_t)(s * code - z);
     }
   }
-  memcpy(tile + cols / 8 * ELM_LINE + 4 * r, &word, sizeof word);
+  memcpy(scales + 4 * r, &word, sizeof word);
 }
 
 static void encode_e8_row(pattern kind, uint8_t* tile, size_t cols, size_t r, int8_t* w) {
@@ -212,12 +223,12 @@ static void fill_activations(problem* p, pattern kind) {
   }
 }
 
-static problem* problem_new(bool is_e4, size_t num_cols, pattern kind) {
+static problem* problem_new(elm_format format, size_t num_cols, pattern kind) {
   problem* p = malloc(sizeof *p);
   const size_t num_superblocks = (num_cols + ELM_SUPERBLOCK - 1) / ELM_SUPERBLOCK;
-  p->is_e4 = is_e4;
+  p->format = format;
   p->num_cols = num_cols;
-  p->panel_bytes = is_e4 ? elm_e4_panel_bytes(num_cols) : elm_e8_panel_bytes(num_cols);
+  p->panel_bytes = elm_panel_bytes(format, num_cols);
   p->weights = guarded_new(NUM_PANELS * p->panel_bytes);
   p->x.num_cols = num_cols;
   p->x.num_superblocks = num_superblocks;
@@ -241,10 +252,13 @@ static problem* problem_new(bool is_e4, size_t num_cols, pattern kind) {
       const size_t cols = elm_superblock_cols(num_cols, s);
       const float d = pick_scale(kind);
       int8_t w[ELM_SUPERBLOCK];
-      (is_e4 ? encode_e4_row : encode_e8_row)(kind, tile, cols, r, w);
-      const size_t bytes = is_e4 ? elm_e4_tile_bytes(cols) : elm_e8_tile_bytes(cols);
-      memcpy(tile + bytes - ELM_LINE + 4 * r, &d, sizeof d);
-      tile += bytes;
+      if (format == ELM_FORMAT_E8) {
+        encode_e8_row(kind, tile, cols, r, w);
+      } else {
+        encode_grouped_row(format, kind, tile, cols, r, w);
+      }
+      tile += elm_tile_bytes(format, cols);
+      memcpy(tile - ELM_LINE + 4 * r, &d, sizeof d);
       for (size_t m = 0; m < MAX_ROWS; ++m) {
         const int8_t* q = p->x.q + m * p->x.stride + s * ELM_SUPERBLOCK;
         int32_t sum = 0;
@@ -302,10 +316,23 @@ static void check_product(elm_gemm_q8_e4_fn function, const problem* p, size_t n
   guarded_free(memory, "out");
 }
 
+static bool is_gemv(elm_op op) {
+  return op == ELM_OP_gemv_q8_e4 || op == ELM_OP_gemv_q8_e5 || op == ELM_OP_gemv_q8_e8;
+}
+
+static bool is_product_of(elm_op op, elm_format format) {
+  switch (format) {
+    case ELM_FORMAT_E4: return op == ELM_OP_gemv_q8_e4 || op == ELM_OP_gemm_q8_e4;
+    case ELM_FORMAT_E5: return op == ELM_OP_gemv_q8_e5 || op == ELM_OP_gemm_q8_e5;
+    case ELM_FORMAT_E8: return op == ELM_OP_gemv_q8_e8 || op == ELM_OP_gemm_q8_e8;
+    case ELM_FORMAT_F32: break;
+  }
+  return false;
+}
+
 static void check_row_on_problem(const elm_kernel_row* row, const problem* p) {
   const elm_gemm_q8_e4_fn function = (elm_gemm_q8_e4_fn)row->function;
-  const bool is_gemv = row->op == ELM_OP_gemv_q8_e4 || row->op == ELM_OP_gemv_q8_e8;
-  const size_t most = is_gemv ? ELM_GEMV_MAX_ROWS : MAX_ROWS;
+  const size_t most = is_gemv(row->op) ? ELM_GEMV_MAX_ROWS : MAX_ROWS;
   const bool is_slow = is_quick || p->num_cols > 600 || row->isa == ELM_ISA_REF;
   for (size_t num_rows = 1; num_rows <= most; ++num_rows) {
     if (num_rows <= (is_slow ? 13 : FEW_ROWS) || num_rows == MAX_ROWS) {
@@ -318,18 +345,17 @@ static void check_row_on_problem(const elm_kernel_row* row, const problem* p) {
   check_product(function, p, 3, 1, 1);
 }
 
-static void check_products(bool is_e4, const elm_kernel_row* rows, size_t num_rows, uint32_t isas) {
+static void check_products_of(elm_format format, const elm_kernel_row* rows, size_t num_rows,
+                              uint32_t isas) {
   static const size_t all_cols[] = {32, 64, 96, 256, 288, 576, 896, 1536, 4864};
   static const size_t quick_cols[] = {32, 96, 256, 288, 576};
   const size_t* cols = is_quick ? quick_cols : all_cols;
   const size_t num_cols = is_quick ? 5 : 9;
   for (size_t c = 0; c < num_cols; ++c) {
     for (pattern kind = 0; kind < NUM_PATTERNS; ++kind) {
-      problem* p = problem_new(is_e4, cols[c], kind);
+      problem* p = problem_new(format, cols[c], kind);
       for (size_t i = 0; i < num_rows; ++i) {
-        const bool is_e4_row = rows[i].op == ELM_OP_gemv_q8_e4 || rows[i].op == ELM_OP_gemm_q8_e4;
-        const bool is_e8_row = rows[i].op == ELM_OP_gemv_q8_e8 || rows[i].op == ELM_OP_gemm_q8_e8;
-        if ((is_e4 ? is_e4_row : is_e8_row) && (isas >> rows[i].isa & 1)) {
+        if (is_product_of(rows[i].op, format) && (isas >> rows[i].isa & 1)) {
           begin_row(&rows[i]);
           check_row_on_problem(&rows[i], p);
         }
@@ -339,15 +365,24 @@ static void check_products(bool is_e4, const elm_kernel_row* rows, size_t num_ro
   }
 }
 
+static void check_products(const elm_kernel_row* rows, size_t num_rows, uint32_t isas) {
+  check_products_of(ELM_FORMAT_E4, rows, num_rows, isas);
+  check_products_of(ELM_FORMAT_E5, rows, num_rows, isas);
+  check_products_of(ELM_FORMAT_E8, rows, num_rows, isas);
+}
+
 /* Rows for instructions that few machines have, as
  * tests/emulated compiles them for AVX-512 VNNI. */
 #if defined(__x86_64__)
 #define EMULATED_ROWS(ROW) \
   ROW(gemm_q8_e4, amx)     \
+  ROW(gemm_q8_e5, amx)     \
   ROW(gemm_q8_e8, amx)     \
   ROW(gemv_q8_e4, avxvnni) \
+  ROW(gemv_q8_e5, avxvnni) \
   ROW(gemv_q8_e8, avxvnni) \
   ROW(gemm_q8_e4, avxvnni) \
+  ROW(gemm_q8_e5, avxvnni) \
   ROW(gemm_q8_e8, avxvnni)
 #define DECLARE_ROW(op, isa) void emulated_##op##__##isa(const elm_matmul_args* args);
 EMULATED_ROWS(DECLARE_ROW)
@@ -365,8 +400,7 @@ static void check_emulated(const elm_kernel_row* rows, size_t num_rows, uint32_t
   if (num_emulated != num_expected) {
     fail("%zu rows for AMX and AVX-VNNI, %zu of them emulated", num_expected, num_emulated);
   }
-  check_products(true, emulated_rows, num_emulated, isas);
-  check_products(false, emulated_rows, num_emulated, isas);
+  check_products(emulated_rows, num_emulated, isas);
 }
 #else
 static void check_emulated(const elm_kernel_row* rows, size_t num_rows, uint32_t isas) {
@@ -1038,8 +1072,7 @@ int main(int argc, char** argv) {
       printf("skipped %s: %s\n", rows[i].name, elm_isa_missing(rows[i].isa));
     }
   }
-  check_products(true, rows, num_rows, isas);
-  check_products(false, rows, num_rows, isas);
+  check_products(rows, num_rows, isas);
   check_emulated(rows, num_rows, isas);
   check_attentions(false, rows, num_rows, isas);
   check_attentions(true, rows, num_rows, isas);

@@ -127,7 +127,7 @@ def test_a_token_reads_each_matrix_of_the_file_once(
     path = tiny_edge_of(architecture)
     with NativeModel(path, threads=1) as model:
         plan, per_token = model.plan(), model.info.weight_bytes_per_token
-    found = re.findall(r"([\w.]+) (E[48]) \((\d+), (\d+)\) elm_gemv", plan)
+    found = re.findall(r"([\w.]+) (E[458]) \((\d+), (\d+)\) elm_gemv", plan)
     planned = {
         name: tensor_bytes(TensorFormat[kind], int(rows), int(cols))
         for name, kind, rows, cols in found

@@ -44,9 +44,7 @@ OBJDUMP = "aarch64-linux-gnu-objdump"
 SUPERBLOCK = 256
 GROUP = 32
 KLEIDI = "kai_kernel_matmul_clamp_f32_"
-KERNELS = re.compile(
-    r"/((?:gemv_q8_e4|gemm_q8_e4|gemv_q8_e8|gemm_q8_e8|attention_q8|peak_i8)__(neon\w*))\.c$"
-)
+KERNELS = re.compile(r"/((?:gem[mv]_q8_e[458]|attention_q8|peak_i8)__(neon\w*))\.c$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,8 @@ def test_the_sparse_multiple_of_the_polynomial_is_one() -> None:
         (TensorFormat.F32, 3, 5, 60),
         (TensorFormat.E4, 16, 256, 36 * 64),
         (TensorFormat.E4, 17, 257, 2 * (36 + 8) * 64),
+        (TensorFormat.E5, 16, 256, 44 * 64),
+        (TensorFormat.E5, 17, 257, 2 * (44 + 9) * 64),
         (TensorFormat.E8, 16, 256, 65 * 64),
         (TensorFormat.E8, 1, 1, 9 * 64),
     ],

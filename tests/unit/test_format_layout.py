@@ -1,74 +1,98 @@
-"""E4 and E8 tiles in numpy, against the words of ARCHITECTURE.md read byte by byte."""
+"""E4, E5 and E8 tiles in numpy, against the words of ARCHITECTURE.md read byte by byte."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from edgellm.format.layout import E4, dequantize, integers, pack_e4, pack_e8, unpack_e4
+from edgellm.format.layout import (
+    Grouped,
+    dequantize,
+    integers,
+    pack_e8,
+    pack_grouped,
+    unpack_grouped,
+)
 from edgellm.format.spec import tensor_bytes
 from edgellm.types import TensorFormat
 
 SHAPES = [(16, 256), (1, 32), (17, 40), (33, 300), (50, 576), (16, 896), (70, 512)]
+GROUPED = [TensorFormat.E4, TensorFormat.E5]
 
 
-def make_e4(rows: int, cols: int) -> E4:
+def make_grouped(tensor_format: TensorFormat, rows: int, cols: int) -> Grouped:
     """Random codes and scales that keep to the limit of an int8."""
     random = np.random.default_rng(rows * 1000 + cols)
+    most_code, most_scale = {TensorFormat.E4: (15, 15), TensorFormat.E5: (31, 8)}[tensor_format]
     padded = -(-cols // 32) * 32
-    s = random.integers(1, 16, (rows, padded // 32), dtype=np.uint8)
-    low = np.maximum(0, 15 * s.astype(int) - 127)
-    return E4(
-        codes=random.integers(0, 16, (rows, padded), dtype=np.uint8),
+    s = random.integers(1, most_scale + 1, (rows, padded // 32), dtype=np.uint8)
+    low = np.maximum(0, most_code * s.astype(int) - 127)
+    return Grouped(
+        codes=random.integers(0, most_code + 1, (rows, padded), dtype=np.uint8),
         s=s,
         z=random.integers(low, 129, dtype=np.int64).astype(np.uint8),
         d=random.random((rows, -(-padded // 256)), dtype=np.float32) + np.float32(0.01),
     )
 
 
-def e4_weight(data: np.ndarray, cols: int, row: int, col: int) -> tuple[int, np.float32]:
+def grouped_weight(
+    data: np.ndarray, bits: int, cols: int, row: int, col: int
+) -> tuple[int, np.float32]:
     """s * q - z and D of one weight, straight from the text of ARCHITECTURE.md."""
     padded = -(-cols // 32) * 32
     num_superblocks = -(-padded // 256)
-    panel = data[row // 16 * (padded * 8 + num_superblocks * 256) :]
+    panel = data[row // 16 * (padded * 2 * bits + num_superblocks * 256) :]
     superblock, k = divmod(col, 256)
     width = min(padded - 256 * superblock, 256)
-    tile = panel[superblock * (256 * 8 + 256) :]
+    tile = panel[superblock * (256 * 2 * bits + 256) :]
     r, g = row % 16, k // 32
-    byte = tile[k // 8 * 64 + 4 * r + k % 4]
-    q = byte & 15 if k % 8 < 4 else byte >> 4
-    scales = tile[width * 8 :]
+    group = tile[g * bits * 64 :]
+    line, j = k % 32 // 8, k % 4
+    byte = group[line * 64 + 4 * r + j]
+    is_low = k % 8 < 4
+    q = int(byte) & 15 if is_low else int(byte) >> 4
+    if bits == 5:
+        fifths = int(group[4 * 64 + 4 * r + j])
+        q += 16 * (fifths >> (line if is_low else 4 + line) & 1)
+    scales = tile[width * 2 * bits :]
     word = int.from_bytes(scales[4 * r : 4 * r + 4].tobytes(), "little")
     z = scales[64 + 64 * (g // 4) + 4 * r + g % 4]
     d = scales[192 + 4 * r : 192 + 4 * r + 4].view("<f4")[0]
-    return (word >> (4 * g) & 15) * int(q) - int(z), d
+    return (word >> (4 * g) & 15) * q - int(z), d
 
 
+@pytest.mark.parametrize("tensor_format", GROUPED)
 @pytest.mark.parametrize(("rows", "cols"), SHAPES)
-def test_e4_lies_as_architecture_says(rows: int, cols: int) -> None:
-    data = pack_e4(make_e4(rows, cols))
-    values, d = integers(data, TensorFormat.E4, rows, cols)
-    weights = dequantize(data, TensorFormat.E4, rows, cols)
+def test_grouped_tiles_lie_as_architecture_says(
+    tensor_format: TensorFormat, rows: int, cols: int
+) -> None:
+    data = pack_grouped(make_grouped(tensor_format, rows, cols), tensor_format)
+    values, d = integers(data, tensor_format, rows, cols)
+    weights = dequantize(data, tensor_format, rows, cols)
+    bits = {TensorFormat.E4: 4, TensorFormat.E5: 5}[tensor_format]
     random = np.random.default_rng(0)
     for row, col in zip(random.integers(0, rows, 200), random.integers(0, cols, 200), strict=True):
-        integer, scale = e4_weight(data, cols, row, col)
+        integer, scale = grouped_weight(data, bits, cols, row, col)
         assert values[row, col] == integer
         assert d[row, col // 256] == scale
         assert weights[row, col] == scale * np.float32(integer)
 
 
+@pytest.mark.parametrize("tensor_format", GROUPED)
 @pytest.mark.parametrize(("rows", "cols"), SHAPES)
-def test_e4_round_trip(rows: int, cols: int) -> None:
-    parts = make_e4(rows, cols)
-    data = pack_e4(parts)
-    assert data.size == tensor_bytes(TensorFormat.E4, rows, cols)
-    again = unpack_e4(data, rows, cols)
+def test_grouped_round_trip(tensor_format: TensorFormat, rows: int, cols: int) -> None:
+    parts = make_grouped(tensor_format, rows, cols)
+    data = pack_grouped(parts, tensor_format)
+    assert data.size == tensor_bytes(tensor_format, rows, cols)
+    again = unpack_grouped(data, tensor_format, rows, cols)
     for name in ("codes", "s", "z", "d"):
         assert np.array_equal(getattr(again, name), getattr(parts, name))
 
 
-def test_e4_rows_past_the_end_are_zero_weights() -> None:
-    padding = unpack_e4(pack_e4(make_e4(3, 64)), 16, 64)
+@pytest.mark.parametrize("tensor_format", GROUPED)
+def test_rows_past_the_end_are_zero_weights(tensor_format: TensorFormat) -> None:
+    data = pack_grouped(make_grouped(tensor_format, 3, 64), tensor_format)
+    padding = unpack_grouped(data, tensor_format, 16, 64)
     assert not padding.codes[3:].any()
     assert (padding.s[3:] == 1).all()
     assert not padding.z[3:].any()

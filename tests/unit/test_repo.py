@@ -31,7 +31,7 @@ LIFTED: dict[str, str] = {
 
 KERNELS = ROOT / "native/src/kernels"
 # <op>_<type>[_<type>]__<isa>: the types of activation and weight.
-KERNEL_NAME = re.compile(r"[a-z]+(_[a-z]+)*(_(f32|f16|q8|e4|e8)){1,2}__[a-z0-9_]+")
+KERNEL_NAME = re.compile(r"[a-z]+(_[a-z]+)*(_(f32|f16|q8|e4|e5|e8)){1,2}__[a-z0-9_]+")
 
 
 def tracked_files() -> list[Path]:

@@ -22,7 +22,7 @@ static elm_status read_tensor(elm_file* file, const uint8_t* entry, elm_tensor* 
   if (!elm_file_name(entry, NAME_BYTES, is_name_char, out->name) || out->name[0] == 0) {
     return elm_file_fail(file, error, index, "name '%s' is not one", out->name);
   }
-  if (format > ELM_FORMAT_E8) {
+  if (format > ELM_FORMAT_E5) {
     return elm_file_fail(file, error, index, "tensor %s has unknown format %lu", out->name,
                          (unsigned long)format);
   }

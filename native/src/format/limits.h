@@ -70,9 +70,9 @@ static inline uint64_t elm_layout_bytes(elm_format format, uint64_t rows, uint64
   const uint64_t num_panels = (rows + ELM_PANEL_ROWS - 1) / ELM_PANEL_ROWS;
   const uint64_t num_groups = (cols + ELM_GROUP_COLS - 1) / ELM_GROUP_COLS;
   const uint64_t num_superblocks = (cols + ELM_SUPERBLOCK_COLS - 1) / ELM_SUPERBLOCK_COLS;
-  const uint64_t num_lines = format == ELM_FORMAT_E4
-                                 ? num_groups * (ELM_GROUP_COLS / 8) + num_superblocks * 4
-                                 : num_groups * (ELM_GROUP_COLS / 4) + num_superblocks;
+  const uint64_t code_lines = format == ELM_FORMAT_E4 ? 4 : format == ELM_FORMAT_E5 ? 5 : 8;
+  const uint64_t scale_lines = format == ELM_FORMAT_E8 ? 1 : 4;
+  const uint64_t num_lines = num_groups * code_lines + num_superblocks * scale_lines;
   return num_panels * num_lines * ELM_LINE_BYTES;
 }
 

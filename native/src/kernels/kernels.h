@@ -122,8 +122,10 @@ enum { ELM_MAX_HEAD_DIM = 512 };
 /* op, args type. The order is that of enum elm_op. */
 #define ELM_OPS(OP)                     \
   OP(gemv_q8_e4, elm_matmul_args)       \
+  OP(gemv_q8_e5, elm_matmul_args)       \
   OP(gemv_q8_e8, elm_matmul_args)       \
   OP(gemm_q8_e4, elm_matmul_args)       \
+  OP(gemm_q8_e5, elm_matmul_args)       \
   OP(gemm_q8_e8, elm_matmul_args)       \
   OP(rmsnorm_f32, elm_rmsnorm_args)     \
   OP(quant_q8, elm_quant_args)          \
@@ -174,8 +176,10 @@ size_t elm_kernel_rows(const elm_kernel_row** rows);
 
 /* Every row's declaration. */
 #define ELM_ROW_gemv_q8_e4 elm_matmul_args
+#define ELM_ROW_gemv_q8_e5 elm_matmul_args
 #define ELM_ROW_gemv_q8_e8 elm_matmul_args
 #define ELM_ROW_gemm_q8_e4 elm_matmul_args
+#define ELM_ROW_gemm_q8_e5 elm_matmul_args
 #define ELM_ROW_gemm_q8_e8 elm_matmul_args
 #define ELM_ROW_rmsnorm_f32 elm_rmsnorm_args
 #define ELM_ROW_quant_q8 elm_quant_args

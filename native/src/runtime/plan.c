@@ -7,7 +7,7 @@
 
 enum {
   F32 = 1 << ELM_FORMAT_F32,
-  QUANTIZED = 1 << ELM_FORMAT_E4 | 1 << ELM_FORMAT_E8,
+  QUANTIZED = 1 << ELM_FORMAT_E4 | 1 << ELM_FORMAT_E5 | 1 << ELM_FORMAT_E8,
 };
 
 /* Looks tensors up by name and remembers the first failure. */
@@ -45,14 +45,23 @@ static elm_matrix matrix(lookup* l, const elm_tensor* tensor) {
   }
   const elm_kernels* kernels = &l->model->kernels;
   const size_t num_cols = (size_t)((tensor->cols + ELM_GROUP - 1) / ELM_GROUP * ELM_GROUP);
-  const bool is_e4 = tensor->format == ELM_FORMAT_E4;
   m.tensor = tensor;
-  m.panel_bytes = is_e4 ? elm_e4_panel_bytes(num_cols) : elm_e8_panel_bytes(num_cols);
+  m.panel_bytes = elm_panel_bytes(tensor->format, num_cols);
   m.num_panels = (size_t)((tensor->rows + ELM_PANEL_ROWS - 1) / ELM_PANEL_ROWS);
-  m.gemv = is_e4 ? kernels->gemv_q8_e4 : kernels->gemv_q8_e8;
-  m.gemm = is_e4 ? kernels->gemm_q8_e4 : kernels->gemm_q8_e8;
-  m.gemv_name = kernels->names[is_e4 ? ELM_OP_gemv_q8_e4 : ELM_OP_gemv_q8_e8];
-  m.gemm_name = kernels->names[is_e4 ? ELM_OP_gemm_q8_e4 : ELM_OP_gemm_q8_e8];
+  switch (tensor->format) {
+#define ELM_PRODUCTS(FORMAT, format)                       \
+  case ELM_FORMAT_##FORMAT:                                \
+    m.gemv = kernels->gemv_q8_##format;                    \
+    m.gemm = kernels->gemm_q8_##format;                    \
+    m.gemv_name = kernels->names[ELM_OP_gemv_q8_##format]; \
+    m.gemm_name = kernels->names[ELM_OP_gemm_q8_##format]; \
+    break
+    ELM_PRODUCTS(E4, e4);
+    ELM_PRODUCTS(E5, e5);
+    ELM_PRODUCTS(E8, e8);
+#undef ELM_PRODUCTS
+    case ELM_FORMAT_F32: break; /* find refused it */
+  }
   l->model->weight_bytes_per_token += tensor->size;
   return m;
 }
@@ -161,10 +170,15 @@ static void print(printer* p, const char* format, ...) {
   p->length += count > 0 ? (size_t)count : 0;
 }
 
+static const char* format_name(const elm_tensor* tensor) {
+  static const char* const names[] = {"F32", "E4", "E8", "E5"}; /* in the order of elm_format */
+  return names[tensor->format];
+}
+
 static void print_matrix(printer* p, const elm_matrix* m) {
-  print(p, "%s %s (%llu, %llu) %s | %s", m->tensor->name,
-        m->tensor->format == ELM_FORMAT_E4 ? "E4" : "E8", (unsigned long long)m->tensor->rows,
-        (unsigned long long)m->tensor->cols, m->gemv_name, m->gemm_name);
+  print(p, "%s %s (%llu, %llu) %s | %s", m->tensor->name, format_name(m->tensor),
+        (unsigned long long)m->tensor->rows, (unsigned long long)m->tensor->cols, m->gemv_name,
+        m->gemm_name);
 }
 
 static void print_step(printer* p, const elm_model* model, const elm_step* step) {
@@ -177,8 +191,8 @@ static void print_step(printer* p, const elm_model* model, const elm_step* step)
   switch (step->kind) {
     case ELM_STEP_EMBED:
       print(p, "embed      ids -> x: %s %s (%llu, %llu)", model->embedding->name,
-            model->embedding->format == ELM_FORMAT_E4 ? "E4" : "E8",
-            (unsigned long long)model->embedding->rows, (unsigned long long)model->embedding->cols);
+            format_name(model->embedding), (unsigned long long)model->embedding->rows,
+            (unsigned long long)model->embedding->cols);
       print(p, "%s", model->embed_scale != NULL ? ", scaled" : "");
       break;
     case ELM_STEP_NORM:

@@ -1,3 +1,4 @@
-#include "kernels/matmul/e4_neon.inl"
+#define ELM_FORMAT ELM_FORMAT_E4
+#include "kernels/matmul/grouped_neon.inl"
 
 void elm_gemm_q8_e4__neon(const elm_matmul_args* args) { matmul(args); }

@@ -1,6 +1,6 @@
 #include "kernels/tile.h"
 
-#define ELM_TILE_BYTES elm_e8_tile_bytes
+#define ELM_FORMAT ELM_FORMAT_E8
 
 /* The lines of an E8 tile are what the product reads. */
 static inline const uint8_t* weights_of(const uint8_t* tile, size_t cols, uint8_t* buffer) {

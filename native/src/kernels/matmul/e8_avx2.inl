@@ -32,7 +32,7 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
         }
       }
     }
-    tile += elm_e8_tile_bytes(cols);
+    tile += elm_tile_bytes(ELM_FORMAT_E8, cols);
     for (size_t m = 0; m < count; ++m) {
       const float d = x->d[(first_row + m) * x->num_superblocks + s];
       for (size_t h = 0; h < 2; ++h) {

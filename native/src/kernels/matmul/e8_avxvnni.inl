@@ -10,7 +10,7 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
   for (size_t s = 0; s < x->num_superblocks; ++s) {
     const size_t cols = elm_superblock_cols(x->num_cols, s);
     int8_times(x, tile, true, tile + cols / 4 * ELM_LINE, s, first_row, count, acc);
-    tile += elm_e8_tile_bytes(cols);
+    tile += elm_tile_bytes(ELM_FORMAT_E8, cols);
   }
 }
 

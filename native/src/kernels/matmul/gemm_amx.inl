@@ -1,6 +1,6 @@
 /* The int8 panel product for AMX. The including file defines weights_of(tile, cols, buffer): the
  * tile's weights as cols/4 lines of 16 rows x 4 k, in `buffer` if it has to make them; and
- * ELM_TILE_BYTES. Lines lie as tiles read them, and signed times signed needs no correction.
+ * ELM_FORMAT. Lines lie as tiles read them, and signed times signed needs no correction.
  *
  * A block is two tiles of activation rows times two panels: four sums of 16 x 16 over a superblock.
  * The weights of two panels (8 KiB), the float sums of a chunk of rows (16 KiB) and the sums of two
@@ -124,14 +124,14 @@ static inline __attribute__((always_inline)) void chunk_times(const elm_matmul_a
     block next = {.s = s};
     for (size_t p = 0; p < num_panels; ++p) {
       weights[p] = weights_of(tile[p], cols, buffer[p]);
-      tile[p] += ELM_TILE_BYTES(cols);
+      tile[p] += elm_tile_bytes(ELM_FORMAT, cols);
       next.d[p] = tile[p] - ELM_LINE;
     }
     /* the next tiles come from memory while these are multiplied */
     const bool is_last = s + 1 == x->num_superblocks;
     const size_t ahead = is_last ? (num_panels - 1) * args->panel_bytes : 0;
     for (size_t p = 0; p < num_panels; ++p) {
-      for (size_t i = 0; i < ELM_TILE_BYTES(ELM_SUPERBLOCK); i += ELM_LINE) {
+      for (size_t i = 0; i < elm_tile_bytes(ELM_FORMAT, ELM_SUPERBLOCK); i += ELM_LINE) {
         _mm_prefetch((const char*)(tile[p] + ahead + i), _MM_HINT_T1);
       }
     }

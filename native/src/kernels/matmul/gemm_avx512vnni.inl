@@ -1,8 +1,7 @@
 /* The int8 panel product for AVX-512 VNNI. The including file defines expand_tile(tile, cols, out):
- * it writes the tile's weights + 128 as cols/4 lines of 16 rows x 4 k and returns D's line; and
- * ELM_TILE_BYTES. A superblock of two panels (8 KiB of weights) stays in the first-level cache
- * while a chunk of activation rows passes by, whose float sums wait in 16 KiB beside it: in `out`
- * they would lie on a page each. */
+ * it writes the tile's weights + 128 as cols/4 lines of 16 rows x 4 k; and ELM_FORMAT. A superblock
+ * of two panels (8 KiB of weights) stays in the first-level cache while a chunk of activation rows
+ * passes by, whose float sums wait in 16 KiB beside it: in `out` they would lie on a page each. */
 #include <immintrin.h>
 
 #include "kernels/kernels.h"
@@ -70,14 +69,15 @@ static inline __attribute__((always_inline)) void chunk_times(const elm_matmul_a
     const size_t cols = elm_superblock_cols(x->num_cols, s);
     const float* d[GEMM_PANELS];
     for (size_t p = 0; p < num_panels; ++p) {
-      d[p] = expand_tile(tile[p], cols, weights + p * ELM_PANEL_ROWS * ELM_SUPERBLOCK);
-      tile[p] += ELM_TILE_BYTES(cols);
+      expand_tile(tile[p], cols, weights + p * ELM_PANEL_ROWS * ELM_SUPERBLOCK);
+      tile[p] += elm_tile_bytes(ELM_FORMAT, cols);
+      d[p] = (const float*)(const void*)(tile[p] - ELM_LINE);
     }
     /* the next tiles come from memory while these are multiplied */
     const bool is_last = s + 1 == x->num_superblocks;
     const size_t ahead = is_last ? (num_panels - 1) * args->panel_bytes : 0;
     for (size_t p = 0; p < num_panels; ++p) {
-      for (size_t i = 0; i < ELM_TILE_BYTES(ELM_SUPERBLOCK); i += ELM_LINE) {
+      for (size_t i = 0; i < elm_tile_bytes(ELM_FORMAT, ELM_SUPERBLOCK); i += ELM_LINE) {
         _mm_prefetch((const char*)(tile[p] + ahead + i), _MM_HINT_T1);
       }
     }

@@ -1,6 +1,4 @@
-/* The definition of both matrix products, for E4 and E8: ELM_TILE_BYTES(cols), ELM_WEIGHT(tile,
- * cols, r, k) the integer weight and ELM_D(tile, cols, r) the scale come from the including file.
- */
+/* The definition of both matrix products; the including file defines ELM_FORMAT. */
 #include <math.h>
 
 #include "kernels/kernels.h"
@@ -20,11 +18,11 @@ static void matmul(const elm_matmul_args* args) {
         for (size_t r = 0; r < ELM_PANEL_ROWS; ++r) {
           int32_t sum = 0;
           for (size_t k = 0; k < cols; ++k) {
-            sum += ELM_WEIGHT(tile, cols, r, k) * q[k];
+            sum += elm_weight(ELM_FORMAT, tile, cols, r, k) * q[k];
           }
-          acc[r] = fmaf((float)sum, ELM_D(tile, cols, r) * d, acc[r]);
+          acc[r] = fmaf((float)sum, elm_d(ELM_FORMAT, tile, cols, r) * d, acc[r]);
         }
-        tile += ELM_TILE_BYTES(cols);
+        tile += elm_tile_bytes(ELM_FORMAT, cols);
       }
       memcpy(out, acc, sizeof acc);
     }

@@ -19,6 +19,39 @@ static inline int8x16x2_t pair_up(uint8x16_t first, uint8x16_t second) {
   return pairs;
 }
 
+/* Codes of E4 and E5; `format` is a constant. The quarter of the line of fifth bits of a group, for
+ * unpack_quarter. */
+static inline uint8x16_t load_fifth(elm_format format, const uint8_t* group, size_t quarter) {
+  return format == ELM_FORMAT_E5 ? load_quarter(group + 4 * ELM_LINE, quarter) : vdupq_n_u8(0);
+}
+
+/* Codes of a quarter of a line: `low` are 4 rows x the first 4 k, `high` the other 4. Lines of a
+ * group in order: those of the next line move to the bits 0 and 4 of *fifth. */
+static inline __attribute__((always_inline)) void unpack_quarter(elm_format format,
+                                                                 const uint8_t* line,
+                                                                 size_t quarter, uint8x16_t* fifth,
+                                                                 uint8x16_t* low,
+                                                                 uint8x16_t* high) {
+  const uint8x16_t codes = load_quarter(line, quarter);
+  if (format == ELM_FORMAT_E5) {
+    const uint8x16_t pair = vandq_u8(*fifth, vdupq_n_u8(0x11));
+    *low = vsliq_n_u8(codes, pair, 4);
+    *high = vsriq_n_u8(pair, codes, 4);
+    *fifth = vshrq_n_u8(*fifth, 1);
+  } else {
+    *low = vandq_u8(codes, vdupq_n_u8(15));
+    *high = vshrq_n_u8(codes, 4);
+  }
+}
+
+/* A group's codes are read a quarter at a time: each asks for its part of the lines of `next`. */
+static inline void prefetch_part(elm_format format, const uint8_t* next, size_t quarter) {
+  __builtin_prefetch(next + quarter * ELM_LINE);
+  if (format == ELM_FORMAT_E5 && quarter == 3) {
+    __builtin_prefetch(next + 4 * ELM_LINE);
+  }
+}
+
 /* s of group g of 4 rows; `word` is a quarter of the line of s. */
 static inline uint32x4_t group_scale(uint8x16_t word, size_t g) {
   const int32x4_t right = vdupq_n_s32(-4 * (int32_t)g);

@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "base/status.h"
-#include "kernels/quantize/e4_fit.h"
+#include "kernels/quantize/grouped_fit.h"
 #include "kernels/tile.h"
 
 /* Weights beyond this are taken for damage. */
@@ -15,11 +15,6 @@ static uint64_t round_up(uint64_t value, uint64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-/* Bytes of 16 rows x `cols` columns (a multiple of 32). */
-static size_t panel_bytes(elm_format format, size_t cols) {
-  return format == ELM_FORMAT_E4 ? elm_e4_panel_bytes(cols) : elm_e8_panel_bytes(cols);
-}
-
 uint64_t elm_tensor_bytes(elm_format format, uint64_t rows, uint64_t cols) {
   if (rows == 0 || cols == 0 || rows > INT32_MAX || cols > INT32_MAX) {
     return 0;
@@ -27,21 +22,25 @@ uint64_t elm_tensor_bytes(elm_format format, uint64_t rows, uint64_t cols) {
   switch (format) {
     case ELM_FORMAT_F32: return rows * cols * sizeof(float); /* below 2^64 */
     case ELM_FORMAT_E4:
+    case ELM_FORMAT_E5:
     case ELM_FORMAT_E8:
       return round_up(rows, ELM_PANEL_ROWS) / ELM_PANEL_ROWS *
-             panel_bytes(format, round_up(cols, ELM_GROUP));
+             elm_panel_bytes(format, round_up(cols, ELM_GROUP));
   }
   return 0;
 }
 
-/* Writes row `r` of an E4 tile. Layout: ARCHITECTURE.md, "Arithmetic". */
-static void pack_e4_row(const elm_e4_row* row, size_t r, size_t num_groups, uint8_t* tile) {
-  uint8_t* scales = tile + num_groups * (ELM_GROUP / 8) * ELM_LINE;
+/* Writes row `r` of an E4 or E5 tile of zeros. Layout: ARCHITECTURE.md, "Arithmetic". */
+static void pack_grouped_row(elm_format format, const elm_grouped_row* row, size_t r,
+                             size_t num_groups, uint8_t* tile) {
+  uint8_t* scales = tile + elm_code_bytes(format, num_groups * ELM_GROUP);
   uint8_t* offsets = scales + ELM_LINE;
-  for (size_t k = 0; k < num_groups * ELM_GROUP; k += 8) {
-    for (size_t j = 0; j < 4; ++j) {
-      tile[k / 8 * ELM_LINE + 4 * r + j] =
-          (uint8_t)(row->codes[k + j] + 16U * row->codes[k + 4 + j]);
+  for (size_t k = 0; k < num_groups * ELM_GROUP; ++k) {
+    uint8_t* at = tile + k / ELM_GROUP * elm_group_bytes(format) + 4 * r + k % 4;
+    const size_t l = k % ELM_GROUP / 8, half = k % 8 / 4;
+    at[l * ELM_LINE] |= (uint8_t)((row->codes[k] & 15U) << (4 * half));
+    if (format == ELM_FORMAT_E5) {
+      at[4 * ELM_LINE] |= (uint8_t)((unsigned)row->codes[k] >> 4 << (l + 4 * half));
     }
   }
   for (size_t g = 0; g < num_groups; ++g) {
@@ -85,29 +84,29 @@ static void quantize_row(elm_format format, const float* weights, const float* i
   if (format == ELM_FORMAT_E8) {
     pack_e8_row(padded, r, cols, tile);
   } else {
-    elm_e4_row row;
-    elm_e4_fit(padded, importance, cols / ELM_GROUP, &row);
-    pack_e4_row(&row, r, cols / ELM_GROUP, tile);
+    elm_grouped_row row;
+    elm_grouped_fit(format, padded, importance, cols / ELM_GROUP, &row);
+    pack_grouped_row(format, &row, r, cols / ELM_GROUP, tile);
   }
 }
 
 /* One panel of `num_rows` (up to 16) rows x `cols` columns; row-major weights. */
 static void quantize_panel(elm_format format, const float* weights, const float* importance,
                            size_t num_rows, size_t cols, uint8_t* panel) {
-  static const elm_e4_row past_the_end = {.scale = {1, 1, 1, 1, 1, 1, 1, 1}};
+  static const elm_grouped_row past_the_end = {.scale = {1, 1, 1, 1, 1, 1, 1, 1}};
   const size_t padded = (size_t)round_up(cols, ELM_GROUP);
-  memset(panel, 0, panel_bytes(format, padded));
+  memset(panel, 0, elm_panel_bytes(format, padded));
   for (size_t first = 0; first < padded; first += ELM_SUPERBLOCK) {
     const size_t tile_cols = elm_superblock_cols(padded, first / ELM_SUPERBLOCK);
     const size_t num_real = cols - first < tile_cols ? cols - first : tile_cols;
-    uint8_t* tile = panel + panel_bytes(format, first);
+    uint8_t* tile = panel + elm_panel_bytes(format, first);
     float scaled[ELM_SUPERBLOCK];
     scale_importance(importance == NULL ? NULL : importance + first, num_real, scaled);
     for (size_t r = 0; r < num_rows; ++r) {
       quantize_row(format, weights + r * cols + first, scaled, num_real, r, tile_cols, tile);
     }
-    for (size_t r = num_rows; format == ELM_FORMAT_E4 && r < ELM_PANEL_ROWS; ++r) {
-      pack_e4_row(&past_the_end, r, tile_cols / ELM_GROUP, tile);
+    for (size_t r = num_rows; format != ELM_FORMAT_E8 && r < ELM_PANEL_ROWS; ++r) {
+      pack_grouped_row(format, &past_the_end, r, tile_cols / ELM_GROUP, tile);
     }
   }
 }
@@ -116,9 +115,9 @@ elm_status elm_quantize(elm_format format, const float* weights, const float* im
                         uint64_t first_row, uint64_t num_rows, uint64_t rows, uint64_t cols,
                         void* out, elm_error* error) {
   const elm_status invalid = ELM_STATUS_INVALID_ARGUMENT;
-  const uint64_t stride = panel_bytes(format, round_up(cols, ELM_GROUP));
-  if (format != ELM_FORMAT_E4 && format != ELM_FORMAT_E8) {
-    return elm_fail(error, invalid, "cannot quantise to format %d: give E4 or E8", (int)format);
+  const uint64_t stride = elm_panel_bytes(format, round_up(cols, ELM_GROUP));
+  if (format != ELM_FORMAT_E4 && format != ELM_FORMAT_E5 && format != ELM_FORMAT_E8) {
+    return elm_fail(error, invalid, "cannot quantise to format %d: give E4, E5 or E8", (int)format);
   }
   if (weights == NULL || out == NULL) {
     return elm_fail(error, invalid, "weights or out is NULL");

@@ -1,5 +1,5 @@
-/* The loops of a product of E4 weights that expands every tile once for a chunk of rows. The
- * including file defines
+/* The loops of a product of E4 or E5 weights that expands every tile once for a chunk of rows. The
+ * including file defines ELM_FORMAT and
  *   expanded_tile        a tile as the product reads it; it stays in the first-level cache while a
  *                        chunk passes by, whose float sums wait in 8 KiB beside it: in `out` they
  *                        would lie on a page each
@@ -22,11 +22,11 @@ static void chunk_times(const elm_matmul_args* args, size_t panel, size_t first_
   memset(acc, 0, num_rows * sizeof acc[0]);
   for (size_t s = 0; s < x->num_superblocks; ++s) {
     const size_t cols = elm_superblock_cols(x->num_cols, s);
-    const uint8_t* scales = tile + cols / 8 * ELM_LINE;
+    const uint8_t* scales = tile + elm_code_bytes(ELM_FORMAT, cols);
     expand_tile(tile, cols, &expanded);
-    tile += elm_e4_tile_bytes(cols);
+    tile += elm_tile_bytes(ELM_FORMAT, cols);
     /* the next tile comes from memory while this one is multiplied */
-    for (size_t i = 0; i < elm_e4_tile_bytes(ELM_SUPERBLOCK); i += ELM_LINE) {
+    for (size_t i = 0; i < elm_tile_bytes(ELM_FORMAT, ELM_SUPERBLOCK); i += ELM_LINE) {
       __builtin_prefetch(tile + i, 0, 2);
     }
     size_t m = 0;

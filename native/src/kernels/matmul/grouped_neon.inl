@@ -1,6 +1,6 @@
-/* The product of E4 weights for NEON without dotprod. A group's codes times activations are added
- * up in 16 bits (8 * 15 * 127 < 32,768), then widened and multiplied by s; sum_g z * gsum is taken
- * off. */
+/* The product of E4 and E5 weights for NEON without dotprod; the including file defines ELM_FORMAT.
+ * A group's codes times activations are added up in 16 bits (8 * 31 * 127 < 32,768), then widened
+ * and multiplied by s; sum_g z * gsum is taken off. */
 #include "kernels/matmul/neon.h"
 
 static inline __attribute__((always_inline)) void panel_times(const elm_matmul_args* args,
@@ -9,10 +9,9 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
                                                               float (*acc)[ELM_PANEL_ROWS]) {
   const elm_q8* x = args->x;
   const uint8_t* tile = args->weights + panel * args->panel_bytes;
-  const uint8x16_t nibble = vdupq_n_u8(15);
   for (size_t s = 0; s < x->num_superblocks; ++s) {
     const size_t cols = elm_superblock_cols(x->num_cols, s);
-    const uint8_t* scales = tile + cols / 8 * ELM_LINE;
+    const uint8_t* scales = tile + elm_code_bytes(ELM_FORMAT, cols);
     const uint8_t* next = scales + 4 * ELM_LINE;
     const int8_t* q = x->q + first_row * x->stride + s * ELM_SUPERBLOCK;
     for (size_t v = 0; v < 4; ++v) {
@@ -26,14 +25,18 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
         for (size_t m = 0; m < count; ++m) {
           dot[m][0] = dot[m][1] = vdupq_n_s16(0);
         }
-        __builtin_prefetch(next + (4 * g + v) * ELM_LINE);
-        for (size_t l = 4 * g; l < 4 * g + 4; ++l) {
-          const uint8x16_t codes = load_quarter(tile + l * ELM_LINE, v);
-          const int8x16_t low = vreinterpretq_s8_u8(vandq_u8(codes, nibble));
-          const int8x16_t high = vreinterpretq_s8_u8(vshrq_n_u8(codes, 4));
+        const uint8_t* group = tile + g * elm_group_bytes(ELM_FORMAT);
+        uint8x16_t fifth = load_fifth(ELM_FORMAT, group, v);
+        prefetch_part(ELM_FORMAT, next + g * elm_group_bytes(ELM_FORMAT), v);
+        for (size_t l = 0; l < 4; ++l) {
+          uint8x16_t low_codes, high_codes;
+          unpack_quarter(ELM_FORMAT, group + l * ELM_LINE, v, &fifth, &low_codes, &high_codes);
+          const int8x16_t low = vreinterpretq_s8_u8(low_codes);
+          const int8x16_t high = vreinterpretq_s8_u8(high_codes);
           for (size_t m = 0; m < count; ++m) {
-            const int8x8_t a = load_four_twice(q + m * x->stride + 8 * l);
-            const int8x8_t b = load_four_twice(q + m * x->stride + 8 * l + 4);
+            const int8_t* at = q + m * x->stride + g * ELM_GROUP + 8 * l;
+            const int8x8_t a = load_four_twice(at);
+            const int8x8_t b = load_four_twice(at + 4);
             dot[m][0] = vmlal_s8(dot[m][0], vget_low_s8(low), a);
             dot[m][1] = vmlal_s8(dot[m][1], vget_high_s8(low), a);
             dot[m][0] = vmlal_s8(dot[m][0], vget_low_s8(high), b);

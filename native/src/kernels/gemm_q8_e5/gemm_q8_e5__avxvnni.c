@@ -1,0 +1,4 @@
+#define ELM_FORMAT ELM_FORMAT_E5
+#include "kernels/matmul/gemm_grouped_avxvnni.inl"
+
+void elm_gemm_q8_e5__avxvnni(const elm_matmul_args* args) { gemm(args); }
