@@ -9,7 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from edge_files import write_requantized
 from tiny_models import ARCHITECTURES, write_tiny_model
+
+from edgellm.types import TensorFormat
 
 ROOT = Path(__file__).parents[1]
 _REPORTED: list[str] = []
@@ -76,12 +79,17 @@ def tiny_hf(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def tiny_edge_of(
     tiny_hf: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """The exported .edge file of the tiny model of an architecture."""
+    """The exported .edge file of the tiny model of an architecture; "mixed" is Llama's with its
+    matrices in E5, E4 and E8 by turns, the first of them the embedding and head."""
     from edgellm.exporters.export import ExportOptions, export_model
 
     @functools.cache
     def make(architecture: str) -> Path:
         output = tmp_path_factory.mktemp("edge") / f"{architecture}.edge"
+        if architecture == "mixed":
+            formats = (TensorFormat.E5, TensorFormat.E4, TensorFormat.E8)
+            write_requantized(make("llama"), output, formats)
+            return output
         export_model(tiny_hf(architecture), output, ExportOptions())
         return output
 

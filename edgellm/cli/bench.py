@@ -308,13 +308,14 @@ def _describe(path: Path) -> tuple[str, int, int]:
 
     with EdgeFile.open(path) as file:
         head = file.meta["quantization"]["head"]
-        matrices = sum(
-            tensor.rows * tensor.cols
+        matrices = [
+            tensor
             for tensor in file.tensors.values()
             if tensor.name.startswith("layers.") and tensor.format != TensorFormat.F32
-        )
-        name = f"{file.meta['model']['architecture']} E4, head {head}"
-        return name, num_parameters(file), matrices
+        ]
+        formats = "+".join(sorted({tensor.format.name for tensor in matrices}))
+        name = f"{file.meta['model']['architecture']} {formats}, head {head}"
+        return name, num_parameters(file), sum(one.rows * one.cols for one in matrices)
 
 
 def _text(result: dict[str, Any]) -> str:

@@ -49,11 +49,11 @@ MISTRAL: dict[str, Any] = {
 def edge(
     tiny_edge_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
-    """A tiny model by name: an architecture, "mistral", or "llama e4" with a head of 4 bits."""
+    """A tiny model by name: those of tiny_edge_of, "mistral", "llama e4" with a head of 4 bits."""
 
     @functools.cache
     def make(name: str) -> Path:
-        if name in ARCHITECTURES:
+        if name in (*ARCHITECTURES, "mixed"):
             return tiny_edge_of(name)
         folder = tmp_path_factory.mktemp("edge")
         changes = MISTRAL if name == "mistral" else {}
@@ -83,7 +83,7 @@ def initializers(folder: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 @pytest.mark.parametrize("weights", ["int4", "float"])
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "mistral", "llama e4"])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "mistral", "llama e4", "mixed"])
 def test_onnx_runtime_computes_the_logits_of_the_reference(
     name: str,
     weights: Weights,
@@ -146,7 +146,7 @@ def dequantize_blocks(blocks: Blocks) -> Float32Array:
 def test_blocks_of_8_bits_are_exact_and_of_4_bits_right_to_the_last_bits(
     edge: Callable[[str], Path],
 ) -> None:
-    with EdgeFile.open(edge("llama")) as file:
+    with EdgeFile.open(edge("mixed")) as file:
         formats = set()
         for entry in file.tensors.values():
             if entry.format == TensorFormat.F32:
@@ -160,7 +160,7 @@ def test_blocks_of_8_bits_are_exact_and_of_4_bits_right_to_the_last_bits(
                 assert (found == expected).all()
             else:
                 np.testing.assert_allclose(found, expected, rtol=0, atol=3e-7 * expected.max())
-        assert formats == {TensorFormat.E4, TensorFormat.E8}
+        assert formats == {TensorFormat.E4, TensorFormat.E5, TensorFormat.E8}
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])

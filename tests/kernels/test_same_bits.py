@@ -16,6 +16,7 @@ from tiny_models import ARCHITECTURES
 
 from edgellm._native import kernels
 
+MODELS = (*ARCHITECTURES, "mixed")
 IDS = ",".join(str(3 + 7 * i % 300) for i in range(70))
 STEPS = "5"
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-cpu")
@@ -37,7 +38,7 @@ def emulator(cpu: str, native_tool: Callable[[str], Path]) -> list[str]:
     return [*EMULATOR, cpu, str(emulated)]
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", MODELS)
 def test_instruction_sets_threads_and_chunks_give_the_same_bits(
     architecture: str,
     tiny_edge_of: Callable[[str], Path],
@@ -59,7 +60,7 @@ def test_instruction_sets_threads_and_chunks_give_the_same_bits(
     ("cpu", "isa"),
     [("max", ""), ("max", "neon_i8mm"), ("neoverse-n1", ""), ("cortex-a72", "")],
 )
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", MODELS)
 def test_aarch64_gives_the_bits_of_this_machine(
     architecture: str,
     cpu: str,

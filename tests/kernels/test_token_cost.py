@@ -120,7 +120,7 @@ def test_emulated_cpus_choose_the_golden_kernels_and_take_no_memory(
     assert found.counts["token_allocations"] == 0
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "mixed"])
 def test_a_token_reads_each_matrix_of_the_file_once(
     architecture: str, tiny_edge_of: Callable[[str], Path]
 ) -> None:

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import struct
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgellm.format import spec
+from edgellm._native import quantize
+from edgellm.format import EdgeFile, spec
 from edgellm.format.crc32c import crc32c
+from edgellm.format.layout import dequantize
 from edgellm.format.meta import canonical_json
 from edgellm.format.spec import SectionType
 from edgellm.format.writer import EdgeWriter
@@ -77,6 +81,7 @@ TENSORS = [
     ("layers.0.attn_norm", TensorFormat.F32, 1, 64, "layers.0"),
     ("layers.0.o", TensorFormat.E4, 64, 64, "layers.0"),
     ("layers.1.down", TensorFormat.E8, 64, 96, "layers.1"),
+    ("layers.1.o", TensorFormat.E5, 40, 288, "layers.1"),
 ]
 BLOCK_BYTES = 0x64  # what the superblock uses
 
@@ -118,6 +123,31 @@ def write_edge(path: Path, num_tensors: int = len(TENSORS)) -> str:
             writer.write_tensor(name, tensor_content(name, size))
         writer.add_section(SectionType.TEST_VECTORS, canonical_json(VECTORS))
         return writer.finish()
+
+
+def write_requantized(source: Path, output: Path, formats: Sequence[TensorFormat]) -> None:
+    """Writes a model anew with its matrices in `formats`, which take turns."""
+    turns = itertools.cycle(formats)
+    content: dict[str, np.ndarray] = {}
+    with EdgeFile.open(source) as file, EdgeWriter(output) as writer:
+        for tensor in sorted(file.tensors.values(), key=lambda tensor: tensor.section):
+            kind, data = tensor.format, file.tensor_data(tensor.name)
+            if kind != TensorFormat.F32:
+                weights = dequantize(data, kind, tensor.rows, tensor.cols)
+                kind = next(turns)
+                data = np.empty(spec.tensor_bytes(kind, tensor.rows, tensor.cols), np.uint8)
+                quantize(kind, weights, data)
+            content[tensor.name] = data
+            tag = file.sections[tensor.section].tag
+            writer.add_tensor(tensor.name, kind, tensor.rows, tensor.cols, section=tag)
+        for section in file.sections:
+            kept = SectionType(section.type)
+            if kept not in (SectionType.TENSOR_INDEX, SectionType.WEIGHTS):
+                writer.add_section(kept, file.section_bytes(kept, section.tag), section.tag)
+        writer.allocate()
+        for name, data in content.items():
+            writer.write_tensor(name, data)
+        writer.finish()
 
 
 class Image:
