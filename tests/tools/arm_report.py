@@ -171,14 +171,13 @@ def our_rows(op: str, isa: str, functions: dict[str, list[Instruction]]) -> list
         part = "inner loop"
         if op.startswith("attention"):  # the tile's scores come before its values
             part = "p.v" if any(row.num_rows == shape.num_rows for row in rows) else "q.k"
-        is_packed = any(re.match(r"ushr\tv.*#4$", i.text) for i in loop.body)
         row = Row(
             name=op,
             part=part,
             isa=isa,
             num_rows=shape.num_rows,
             macs=loop.macs,
-            weight_bytes=loop.macs / shape.num_rows * (0.5 if is_packed else 1),
+            weight_bytes=loop.macs / shape.num_rows * _bytes_per_weight(loop),
             instructions=loop.body,
         )
         rows.append(row)
@@ -187,6 +186,14 @@ def our_rows(op: str, isa: str, functions: dict[str, list[Instruction]]) -> list
     if op == "peak_i8":
         rows = [replace(row, num_rows=0, weight_bytes=0) for row in rows]
     return rows + [row for loop in loops for row in _expansion(op, isa, loop)]
+
+
+def _bytes_per_weight(loop: Loop) -> float:
+    """By how the loop unpacks: E4 shifts the high nibble down, E5 inserts it below a fifth bit."""
+    text = "\n".join(i.text for i in loop.body)
+    if re.search(r"^sri\tv.*#4$", text, re.MULTILINE):
+        return 5 / 8
+    return 1 / 2 if re.search(r"^ushr\tv.*#4$", text, re.MULTILINE) else 1
 
 
 def _surrounded(row: Row, loop: Loop, repeats: int, part: str) -> Row:
@@ -200,7 +207,7 @@ def _surrounded(row: Row, loop: Loop, repeats: int, part: str) -> Row:
 
 
 def _expansion(op: str, isa: str, loop: Loop) -> list[Row]:
-    """The loop that makes codes int8: it multiplies bytes and stores twice what it reads."""
+    """The loop that makes codes int8: it multiplies bytes and stores what it unpacks."""
     if not any(re.match(r"m(ul|la|ls)\tv\d+\.16b", i.text) for i in loop.body):
         return []
     stored = sum(16 * len(i.stored) for i in loop.body)
@@ -210,7 +217,7 @@ def _expansion(op: str, isa: str, loop: Loop) -> list[Row]:
         isa=isa,
         num_rows=0,
         macs=0,
-        weight_bytes=stored / 2,
+        weight_bytes=stored * _bytes_per_weight(loop),
         instructions=loop.body,
     )
     repeats = 4 * GROUP // stored  # for a group of 4 rows

@@ -28,6 +28,7 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
         const uint8_t* group = tile + g * elm_group_bytes(ELM_FORMAT);
         uint8x16_t fifth = load_fifth(ELM_FORMAT, group, v);
         prefetch_part(ELM_FORMAT, next + g * elm_group_bytes(ELM_FORMAT), v);
+#pragma GCC unroll 1 /* unrolled, GCC 12 spills: 6.2 MAC a cycle, not 7.7 (llvm-mca, A72) */
         for (size_t l = 0; l < 4; ++l) {
           uint8x16_t low_codes, high_codes;
           unpack_quarter(ELM_FORMAT, group + l * ELM_LINE, v, &fifth, &low_codes, &high_codes);
