@@ -17,6 +17,7 @@ class DeviceReport:
         reason: why not; empty if available.
         description: the device in a few words.
         num_threads: that this process may use.
+        num_cores: physical cores these threads run on.
         memory_bytes: in all; the limit of this process's group if that is lower.
         available_bytes: of these, free or freed at once when asked for.
     """
@@ -26,5 +27,6 @@ class DeviceReport:
     reason: str
     description: str
     num_threads: int
+    num_cores: int
     memory_bytes: int
     available_bytes: int

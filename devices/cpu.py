@@ -16,7 +16,7 @@ _NO_LIMIT = 1 << 60
 
 
 def probe(root: Path = Path("/")) -> DeviceReport:
-    """Reads /proc and the control groups; both are optional.
+    """Reads /proc, /sys and the control groups; all are optional.
 
     Args:
         root: of the file system; tests pass another one.
@@ -36,16 +36,24 @@ def probe(root: Path = Path("/")) -> DeviceReport:
         is_available=True,
         reason="",
         description=_cpu_name(root),
-        num_threads=_num_cpus(),
+        num_threads=len(_cpus()),
+        num_cores=_num_cores(root),
         memory_bytes=total,
         available_bytes=available,
     )
 
 
-def _num_cpus() -> int:
+def _cpus() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _num_cores(root: Path) -> int:
+    """Hardware threads of one core name the same siblings; a CPU that names none is a core."""
+    folder = root / "sys/devices/system/cpu"
+    siblings = {cpu: _text(folder / f"cpu{cpu}/topology/thread_siblings_list") for cpu in _cpus()}
+    return len({text or cpu for cpu, text in siblings.items()})
 
 
 def _machine_memory(root: Path) -> tuple[int, int]:

@@ -17,6 +17,7 @@ def probe() -> DeviceReport:
         reason="it exists for tests and cannot compute",
         description="fake device",
         num_threads=1,
+        num_cores=1,
         memory_bytes=_MEMORY_BYTES,
         available_bytes=_MEMORY_BYTES,
     )

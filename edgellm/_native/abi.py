@@ -93,6 +93,8 @@ class SessionOptions(ctypes.Structure):
         ("context_length", c_int32),
         ("chunk_length", c_int32),
         ("kv_format", c_int32),
+        ("decode_threads", c_int32),
+        ("prefill_threads", c_int32),
     ]
 
 
@@ -105,6 +107,8 @@ class SessionInfo(ctypes.Structure):
         ("num_tokens", c_int32),
         ("chunk_length", c_int32),
         ("kv_format", c_int32),
+        ("decode_threads", c_int32),
+        ("prefill_threads", c_int32),
         ("reserved", c_int32),
         ("kv_bytes", c_uint64),
         ("scratch_bytes", c_uint64),

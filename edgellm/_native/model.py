@@ -35,7 +35,7 @@ class NativeModel:
 
     Args:
         path: the file.
-        threads: in the model's pool; 0: one per CPU this process may use.
+        threads: in the model's pool; 0: one per CPU this process may use, without much slower ones.
         isa: force an instruction set, such as "ref" or "avx2"; None: the fastest supported.
         verify: check the CRC of the weights too.
         kv: numbers of the KV cache of its sessions, "f16" or "int8"; None: what the file says.
@@ -56,6 +56,7 @@ class NativeModel:
         if kv is not None and kv not in KV_FORMATS:
             raise ValueError(f"kv is {kv!r}; give one of {', '.join(KV_FORMATS)}")
         self._kv_format = 0 if kv is None else KV_FORMATS[kv]
+        self._threads = (0, 0)
         self._lib = load()
         self._handle = ctypes.c_void_p()
         self._sessions: weakref.WeakSet[NativeSession] = weakref.WeakSet()
@@ -107,6 +108,16 @@ class NativeModel:
         check(status, error)
         return text.value.decode()
 
+    @property
+    def threads(self) -> tuple[int, int]:
+        """How many take part in decode and in prefill passes of sessions made from now on."""
+        decode, prefill = self._threads
+        return decode or self.info.num_threads, prefill or self.info.num_threads
+
+    def use_threads(self, decode: int, prefill: int) -> None:
+        """Sets how many threads of the pool take part; 0: all. Sessions that exist keep theirs."""
+        self._threads = int32(decode, "decode"), int32(prefill, "prefill")
+
     def session_bytes(self, context: int = 0, chunk: int = 0) -> tuple[int, int]:
         """Memory a session would take.
 
@@ -145,6 +156,7 @@ class NativeModel:
         options.context_length = int32(context, "context")
         options.chunk_length = int32(chunk, "chunk")
         options.kv_format = self._kv_format
+        options.decode_threads, options.prefill_threads = self._threads
         return options
 
     def _get_info(self) -> ModelInfo:

@@ -48,6 +48,8 @@ class SessionInfo:
     num_tokens: int
     chunk_length: int
     kv_format: str
+    decode_threads: int
+    prefill_threads: int
     kv_bytes: int
     scratch_bytes: int
     num_passes: int

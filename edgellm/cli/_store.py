@@ -18,11 +18,18 @@ __all__ = [
     "resolve",
     "store_folder",
     "stored_path",
+    "threads_option",
 ]
 
 SUFFIX = ".edge"
 
 model_argument = click.argument("model", metavar="MODEL")
+threads_option = click.option(
+    "-t",
+    "--threads",
+    type=click.IntRange(1),
+    help="The default is measured at the first run, for decode and prefill apart.",
+)
 kv_option = click.option(
     "--kv",
     type=click.Choice(["f16", "int8"]),

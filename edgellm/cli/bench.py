@@ -45,7 +45,7 @@ class _Test:
     "-d", "--n-depth", "depth", type=click.IntRange(0), default=0, help="Tokens before the first."
 )
 @click.option("-r", "--repetitions", type=click.IntRange(1), default=5, show_default=True)
-@click.option("-t", "--threads", type=click.IntRange(1), help="Default: CPUs of this process.")
+@_store.threads_option
 @click.option("--isa", help="Force an instruction set; see: edgellm kernels.")
 @_store.kv_option
 @click.option(
@@ -84,6 +84,7 @@ def command(
     """
     from edgellm._native import NativeModel
     from edgellm.engine.baseline import MIN_ROUNDS
+    from edgellm.engine.tuning import tune_threads
 
     if verify_cost and _given("prompt", "gen", "depth", "save_baseline"):
         raise click.UsageError(
@@ -96,6 +97,9 @@ def command(
     path = _store.resolve(model)
     name, parameters, prompt_weights = _describe(path)
     with NativeModel(path, threads=threads or 0, isa=isa, kv=kv) as native:
+        if threads is None:
+            tune_threads(native, _store.cache_folder())
+        decode_threads, prefill_threads = native.threads
         if verify_cost:
             result, text = _verify_cost(native, repetitions), _verify_text
         else:
@@ -109,6 +113,8 @@ def command(
             "backend": "CPU",
             "isa": native.info.isa,
             "threads": native.info.num_threads,
+            "decode_threads": decode_threads,
+            "prefill_threads": prefill_threads,
             **result,
         }
     click.echo(json.dumps(result) if as_json else text(result))
@@ -145,12 +151,18 @@ def _verify_text(result: dict[str, Any]) -> str:
     ]
     return "\n".join(
         [
-            f"{result['model']}, {result['backend']} {result['isa']}, {result['threads']} threads,"
+            f"{result['model']}, {result['backend']} {result['isa']}, {_threads(result)},"
             f" {result['n_depth']} tokens before, median of {result['repetitions']}",
             table(("columns", "ms", "V"), cells, (0, 1, 2)),
             f"stored in {result['stored']}",
         ]
     )
+
+
+def _threads(result: dict[str, Any]) -> str:
+    """Threads of passes of up to 4 columns, and of more if they differ."""
+    counts = dict.fromkeys((result["decode_threads"], result["prefill_threads"]))
+    return f"{' and '.join(map(str, counts))} threads"
 
 
 def _measure(
@@ -325,11 +337,13 @@ def _text(result: dict[str, Any]) -> str:
         f"{result['size_bytes'] / 2**20:.2f} MiB",
         f"{result['num_parameters'] / 1e6:.2f} M",
         f"{result['backend']} {result['isa']}",
-        str(result["threads"]),
     )
     cells = [
-        (*same, f"pp{result['n_prompt']}{at_depth}", _speed(result, "prefill")),
-        (*same, f"tg{result['n_gen']}{at_depth}", _speed(result, "decode")),
+        (*same, str(result[f"{what}_threads"]), f"{test}{at_depth}", _speed(result, what))
+        for what, test in (
+            ("prefill", f"pp{result['n_prompt']}"),
+            ("decode", f"tg{result['n_gen']}"),
+        )
     ]
     head = ("model", "size", "params", "backend", "threads", "test", "t/s")
     lines = [

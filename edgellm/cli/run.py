@@ -45,7 +45,7 @@ _SAMPLING = (
 @click.option("--seed", type=int, help="Repeat an answer; the default is drawn.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End at this text; repeatable.")
 @click.option("--raw", is_flag=True, help="Continue the text itself, without a chat template.")
-@click.option("-t", "--threads", type=click.IntRange(1), help="Default: CPUs of this process.")
+@_store.threads_option
 @click.option("--isa", help="Force an instruction set; see: edgellm kernels.")
 @_store.kv_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end.")
@@ -83,7 +83,8 @@ def command(
 
     from edgellm.engine import LLM
 
-    with LLM(path, context=context, threads=threads, isa=isa, kv=kv) as llm:
+    cache = _store.cache_folder()
+    with LLM(path, context=context, threads=threads, isa=isa, kv=kv, cache=cache) as llm:
         if llm.info.isa == "ref" and isa is None:
             click.echo(
                 "edgellm: this CPU has none of the fast instruction sets, answers are slow; see:"

@@ -31,6 +31,7 @@ def command(model: str, plan: bool, tensors: bool, board: str | None, as_json: b
         raise click.UsageError("--plan, --tensors and --json exclude one another")
 
     from edgellm._native import NativeModel
+    from edgellm.engine.tuning import tune_threads
     from edgellm.format import EdgeFile
 
     path = _store.resolve(model)
@@ -40,6 +41,9 @@ def command(model: str, plan: bool, tensors: bool, board: str | None, as_json: b
             return
         with NativeModel(path) as native:
             if plan:
+                tune_threads(native, _store.cache_folder())
+                decode, prefill = native.threads
+                click.echo(f"threads: {decode} decode, {prefill} prefill")
                 click.echo(native.plan().rstrip("\n"))
                 return
             card = _card(file, native)

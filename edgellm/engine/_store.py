@@ -28,7 +28,9 @@ def store_path(
     """
     info = native.info
     place = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    run = "-".join([info.isa, str(info.num_threads), kv_format, *lengths])
+    decode, prefill = native.threads
+    threads = f"{decode}" if decode == prefill else f"{decode}+{prefill}"
+    run = "-".join([info.isa, threads, kv_format, *lengths])
     return folder / f"{kind}-{place}-{info.model_id[:16]}-{run}.json"
 
 

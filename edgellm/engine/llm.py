@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from edgellm._native import ModelInfo
 from edgellm.engine.model import Model
 from edgellm.engine.sampling import SamplingParams
 from edgellm.engine.session import Session
+from edgellm.engine.tuning import default_folder
 
 __all__ = ["LLM"]
 
@@ -22,10 +24,13 @@ class LLM(Session):
     Args:
         path: an `.edge` file.
         context: tokens the KV cache holds; None: the model's longest, at most 8,192.
-        threads: None: one per CPU this process may use.
+        threads: None: up to one per CPU this process may use, without cores that are much slower;
+            how many are fastest for decode and for prefill is measured when the model is first
+            used, which takes less than a second, and kept in `cache`.
         isa: force an instruction set, such as "ref" or "avx2"; None: the fastest supported.
         kv: numbers of the KV cache, "f16" or "int8"; None: what the file says.
         device: a backend of `edgellm.devices`.
+        cache: folder for what is measured on this machine; None: ~/.cache/edgellm.
 
     Raises:
         ModelNotFoundError: there is no such file.
@@ -43,8 +48,10 @@ class LLM(Session):
         isa: str | None = None,
         kv: str | None = None,
         device: str = "cpu",
+        cache: str | os.PathLike[str] | None = None,
     ) -> None:
-        model = Model(path, threads=threads, isa=isa, kv=kv, device=device)
+        folder = default_folder() if cache is None else Path(cache)
+        model = Model(path, threads=threads, isa=isa, kv=kv, device=device, cache=folder)
         try:
             super().__init__(model, context)
         except BaseException:

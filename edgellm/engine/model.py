@@ -12,6 +12,7 @@ from edgellm import devices
 from edgellm._native import NativeModel, trim_heap
 from edgellm.engine.memory import check_fit
 from edgellm.engine.sampling import SamplingParams
+from edgellm.engine.tuning import tune_threads
 from edgellm.errors import FormatError, TemplateError, UnsupportedDeviceError
 from edgellm.format import EdgeFile
 from edgellm.text import ChatEncoder, Tokenizer, load_text
@@ -36,6 +37,7 @@ class Model:
         isa: str | None,
         kv: str | None,
         device: str,
+        cache: Path | None = None,
     ) -> None:
         self.path = Path(path)
         self.device = devices.probe(device)
@@ -47,6 +49,8 @@ class Model:
         except BaseException:
             self.file.close()
             raise
+        if threads is None and cache is not None:
+            tune_threads(self.native, cache)
         self.info = self.native.info
         self.eos_ids = frozenset(self.file.meta["tokenizer"]["eos_ids"])
         self._text: tuple[Tokenizer, ChatEncoder | None] | None = None

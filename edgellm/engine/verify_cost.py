@@ -80,6 +80,8 @@ def store_verify_cost(
         "model_id": info.model_id,
         "isa": info.isa,
         "threads": info.num_threads,
+        "decode_threads": native.threads[0],
+        "prefill_threads": native.threads[1],
         "kv_format": kv_format,
         "depth": VERIFY_DEPTH,
         "seconds": seconds,

@@ -20,7 +20,7 @@ def test_every_file_is_a_backend_and_answers() -> None:
         report = devices.probe(name)
         assert report.name == name
         assert report.is_available == (report.reason == "")
-        assert report.num_threads >= 1
+        assert report.num_threads >= report.num_cores >= 1
         assert 0 < report.available_bytes <= report.memory_bytes
 
 
@@ -50,6 +50,23 @@ def machine(root: Path, cgroup: str = "", **files: str) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return root
+
+
+@pytest.mark.parametrize(
+    ("siblings", "num_cores"),
+    [({}, 4), ({0: "0-1", 1: "0-1", 2: "2-3", 3: "2-3"}, 2), ({0: "0", 1: "1", 2: "2", 3: "3"}, 4)],
+)
+def test_threads_of_one_core_are_one_core(
+    siblings: dict[int, str], num_cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu, "_cpus", lambda: {0, 1, 2, 3})
+    root = machine(tmp_path)
+    for number, text in siblings.items():
+        folder = root / f"sys/devices/system/cpu/cpu{number}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{text}\n")
+    report = cpu.probe(root)
+    assert (report.num_threads, report.num_cores) == (4, num_cores)
 
 
 def test_memory_is_that_of_the_machine(tmp_path: Path) -> None:

@@ -232,6 +232,23 @@ def test_bench_has_the_columns_and_names_of_llama_bench(run: Run, path: Path) ->
         assert result[key] > 0
 
 
+def test_counts_of_threads_are_measured_once_and_printed(
+    run: Run, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgellm.engine import tuning
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tuning, "candidates", lambda threads, cores: [threads, 1])
+    monkeypatch.setattr(tuning, "choose", lambda counts, measure: {"decode": 1, "prefill": 1})
+    assert run("show", path, "--plan").out.startswith("threads: 1 decode, 1 prefill\n")
+    (record,) = (tmp_path / "edgellm").iterdir()
+    monkeypatch.delattr(tuning, "choose")  # the record is used
+    result = json.loads(run("bench", path, "-p", 8, "-n", 2, "-r", 1, "--json").out)
+    assert (result["decode_threads"], result["prefill_threads"]) == (1, 1)
+    assert run("run", path, "a", "-n", 1).code == 0
+    assert [record] == list((tmp_path / "edgellm").iterdir())
+
+
 def test_verify_cost_is_measured_for_16_columns_and_kept_for_the_device(
     run: Run, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

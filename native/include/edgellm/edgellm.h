@@ -75,7 +75,8 @@ typedef struct elm_model elm_model;
 
 typedef struct elm_model_options {
   uint32_t struct_size;
-  int32_t num_threads; /* 0: one per CPU this process may use */
+  int32_t num_threads; /* in the model's pool; 0: one per CPU this process may use that has at
+                          least half of the fastest one's capacity */
   const char* isa; /* NULL: the fastest supported; else "ref", "avx2", "avx512vnni", "amx", ... */
   int32_t verify;  /* 0: CRC of everything but the weights; 1: of the weights as well */
   int32_t reserved;
@@ -133,6 +134,10 @@ typedef struct elm_session_options {
   int32_t context_length; /* tokens the KV cache holds; 0: the model's max_context */
   int32_t chunk_length;   /* most tokens computed in one pass; 0: chosen. Never changes a result */
   int32_t kv_format;      /* elm_kv_format */
+  /* Threads of the model's pool that take part in passes of up to 4 tokens (decode) and of more
+   * (prefill); 0: all. Never changes a result. */
+  int32_t decode_threads;
+  int32_t prefill_threads;
 } elm_session_options;
 
 typedef struct elm_session_info {
@@ -141,6 +146,8 @@ typedef struct elm_session_info {
   int32_t num_tokens; /* in the sequence now */
   int32_t chunk_length;
   int32_t kv_format; /* elm_kv_format: F16 or INT8 */
+  int32_t decode_threads;
+  int32_t prefill_threads;
   int32_t reserved;
   uint64_t kv_bytes;      /* KV cache */
   uint64_t scratch_bytes; /* everything else */

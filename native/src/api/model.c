@@ -78,7 +78,7 @@ elm_status elm_model_open(const char* path, const elm_model_options* options, el
     status = elm_plan_build(model, error);
   }
   if (status == ELM_STATUS_OK) {
-    const int32_t threads = options->num_threads > 0 ? options->num_threads : elm_cpu_count();
+    const int32_t threads = options->num_threads > 0 ? options->num_threads : elm_cpu_count("");
     status = elm_pool_create(threads < MAX_THREADS ? threads : MAX_THREADS, &allocator,
                              &model->pool, error);
   }

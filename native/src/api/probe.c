@@ -58,7 +58,7 @@ elm_status elm_probe_read(uint64_t bytes, int32_t num_threads, double* bytes_per
   double best = 0.0;
   for (int round = 0; status == ELM_STATUS_OK && round < NUM_ROUNDS; ++round) {
     const double start = seconds();
-    status = elm_pool_run(pool, read_part, &p, error);
+    status = elm_pool_run(pool, num_threads, read_part, &p, error);
     const double rate = (double)bytes / (seconds() - start);
     best = rate > best ? rate : best;
   }
@@ -131,7 +131,7 @@ elm_status elm_probe_int8(const char* isa_name, int32_t num_threads, double* ops
   double best = 0.0;
   for (int attempt = 0; status == ELM_STATUS_OK && attempt < NUM_TRIES; ++attempt) {
     const double start = seconds();
-    status = elm_pool_run(pool, multiply_part, &p, error);
+    status = elm_pool_run(pool, num_threads, multiply_part, &p, error);
     const double passed = seconds() - start;
     uint64_t macs = 0;
     for (int32_t thread = 0; thread < num_threads; ++thread) {

@@ -28,7 +28,9 @@ static void take_q8(elm_arena* arena, elm_q8* q8, size_t rows, size_t num_cols) 
  * comes first, the KV cache last. */
 static void place(const elm_model* model, elm_session* s, elm_arena* arena) {
   const elm_arch* arch = model->arch;
-  const size_t num_threads = (size_t)elm_pool_num_threads(model->pool);
+  const int32_t most =
+      s->decode_threads > s->prefill_threads ? s->decode_threads : s->prefill_threads;
+  const size_t num_threads = (size_t)most;
   const size_t chunk = s->chunk_length, ropes = (size_t)arch->num_ropes;
   const size_t half = (size_t)arch->head_dim / 2;
   const elm_sizes* sizes = &s->sizes;
@@ -94,7 +96,16 @@ static elm_status describe(const elm_model* model, const elm_session_options* op
                     "kv_format is %d; give 0 (the file's), 1 (float16) or 2 (int8)",
                     options->kv_format);
   }
+  const int32_t pool_threads = elm_pool_num_threads(model->pool);
+  if (options->decode_threads < 0 || options->decode_threads > pool_threads ||
+      options->prefill_threads < 0 || options->prefill_threads > pool_threads) {
+    return elm_fail(error, ELM_STATUS_INVALID_ARGUMENT,
+                    "%d threads are to decode and %d to prefill; the model's pool has %d (0: all)",
+                    options->decode_threads, options->prefill_threads, pool_threads);
+  }
   memset(s, 0, sizeof *s);
+  s->decode_threads = options->decode_threads > 0 ? options->decode_threads : pool_threads;
+  s->prefill_threads = options->prefill_threads > 0 ? options->prefill_threads : pool_threads;
   s->context_length =
       (size_t)(options->context_length > 0 ? options->context_length : arch->max_context);
   s->chunk_length = (size_t)(options->chunk_length > 0 ? options->chunk_length : DEFAULT_CHUNK);
@@ -193,6 +204,8 @@ elm_status elm_session_get_info(const elm_session* session, elm_session_info* in
       .num_tokens = (int32_t)session->num_tokens,
       .chunk_length = (int32_t)session->chunk_length,
       .kv_format = session->cache.is_int8 ? ELM_KV_INT8 : ELM_KV_F16,
+      .decode_threads = session->decode_threads,
+      .prefill_threads = session->prefill_threads,
       .kv_bytes = session->kv_bytes,
       .scratch_bytes = session->memory_bytes - session->kv_bytes,
       .num_passes = session->num_passes,

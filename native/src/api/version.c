@@ -63,12 +63,16 @@ size_t elm_abi_layout(char* text, size_t capacity) {
   FIELD(elm_session_options, context_length);
   FIELD(elm_session_options, chunk_length);
   FIELD(elm_session_options, kv_format);
+  FIELD(elm_session_options, decode_threads);
+  FIELD(elm_session_options, prefill_threads);
   STRUCT(elm_session_info);
   FIELD(elm_session_info, struct_size);
   FIELD(elm_session_info, context_length);
   FIELD(elm_session_info, num_tokens);
   FIELD(elm_session_info, chunk_length);
   FIELD(elm_session_info, kv_format);
+  FIELD(elm_session_info, decode_threads);
+  FIELD(elm_session_info, prefill_threads);
   FIELD(elm_session_info, reserved);
   FIELD(elm_session_info, kv_bytes);
   FIELD(elm_session_info, scratch_bytes);

@@ -178,30 +178,25 @@ const char* elm_isa_missing(elm_isa isa) {
   }
 }
 
+/* Numbers at the start of a file below `root`; 0 of them if it cannot be read. */
+static int read_numbers(const char* root, const char* path, long long* first, long long* second) {
+  char name[512];
+  const int length = snprintf(name, sizeof name, "%s%s", root, path);
+  FILE* file = length > 0 && (size_t)length < sizeof name ? fopen(name, "r") : NULL;
+  if (file == NULL) {
+    return 0;
+  }
+  const int count = fscanf(file, "%lld %lld", first, second);
+  (void)fclose(file);
+  return count > 0 ? count : 0; /* "max 100000", no limit, has none */
+}
+
 /* CPUs a cgroup quota allows, rounded up; 0 if there is no quota. */
-static int32_t read_cgroup_quota(void) {
-  long long quota = -1, period = 0;
-  FILE* file = fopen("/sys/fs/cgroup/cpu.max", "r");
-  if (file != NULL) {
-    if (fscanf(file, "%lld %lld", &quota, &period) != 2) { /* "max 100000": no limit */
-      quota = -1;
-    }
-    (void)fclose(file);
-  } else {
-    file = fopen("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "r");
-    if (file != NULL) {
-      if (fscanf(file, "%lld", &quota) != 1) {
-        quota = -1;
-      }
-      (void)fclose(file);
-    }
-    file = fopen("/sys/fs/cgroup/cpu/cpu.cfs_period_us", "r");
-    if (file != NULL) {
-      if (fscanf(file, "%lld", &period) != 1) {
-        period = 0;
-      }
-      (void)fclose(file);
-    }
+static int32_t read_cgroup_quota(const char* root) {
+  long long quota = -1, period = 0, rest;
+  if (read_numbers(root, "/sys/fs/cgroup/cpu.max", &quota, &period) == 0) {
+    (void)read_numbers(root, "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", &quota, &rest);
+    (void)read_numbers(root, "/sys/fs/cgroup/cpu/cpu.cfs_period_us", &period, &rest);
   }
   if (quota <= 0 || period <= 0) {
     return 0;
@@ -210,18 +205,47 @@ static int32_t read_cgroup_quota(void) {
   return cpus > 4096 ? 4096 : (int32_t)cpus;
 }
 
-int32_t elm_cpu_count(void) {
+/* 0: Linux does not say. */
+static long long read_capacity(const char* root, int32_t cpu) {
+  char path[64];
+  long long capacity = 0, rest;
+  (void)snprintf(path, sizeof path, "/sys/devices/system/cpu/cpu%d/cpu_capacity", cpu);
+  return read_numbers(root, path, &capacity, &rest) > 0 ? capacity : 0;
+}
+
+int32_t elm_cpu_keep_fast(const char* root, int32_t* cpus, int32_t count) {
+  long long largest = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    const long long capacity = read_capacity(root, cpus[i]);
+    largest = capacity > largest ? capacity : largest;
+  }
+  int32_t kept = 0;
+  for (int32_t i = 0; i < count; ++i) {
+    if (2 * read_capacity(root, cpus[i]) >= largest) {
+      cpus[kept++] = cpus[i];
+    }
+  }
+  return kept;
+}
+
+int32_t elm_cpu_count(const char* root) {
   int32_t count = 0;
 #if defined(__linux__)
   cpu_set_t set;
   if (sched_getaffinity(0, sizeof set, &set) == 0) {
-    count = (int32_t)CPU_COUNT(&set);
+    int32_t cpus[CPU_SETSIZE];
+    for (size_t cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &set)) {
+        cpus[count++] = (int32_t)cpu;
+      }
+    }
+    count = elm_cpu_keep_fast(root, cpus, count);
   }
 #endif
   if (count <= 0) {
     const long online = sysconf(_SC_NPROCESSORS_ONLN);
     count = online > 0 ? (int32_t)online : 1;
   }
-  const int32_t quota = read_cgroup_quota();
+  const int32_t quota = read_cgroup_quota(root);
   return quota > 0 && quota < count ? quota : count;
 }

@@ -29,8 +29,12 @@ uint32_t elm_isa_implied(elm_isa isa);
 uint32_t elm_cpu_isas(void);
 /* Why `isa` is not supported here; "" if it is. */
 const char* elm_isa_missing(elm_isa isa);
-/* CPUs this process may use: affinity mask and cgroup quota; at least 1. */
-int32_t elm_cpu_count(void);
+/* Threads to compute with if none are asked for: CPUs of the affinity mask that are fast enough, at
+ * most those a cgroup quota allows; at least 1. `root` is "", or a folder with another sys. */
+int32_t elm_cpu_count(const char* root);
+/* Keeps, in their order, the CPUs with at least half of the largest capacity among them: all of
+ * them where Linux does not say, as on most x86-64. Returns how many. */
+int32_t elm_cpu_keep_fast(const char* root, int32_t* cpus, int32_t count);
 
 /* Puts the floating-point unit into the state that all results are defined in (round to nearest,
  * denormals kept) and returns the former state for elm_fpu_restore. */

@@ -17,7 +17,13 @@ typedef struct worker {
   elm_pool* pool;
   int32_t thread;
   pthread_t handle;
+  pthread_cond_t wake; /* a run has begun that this thread takes part in */
+  atomic_bool is_sleeping;
 } worker;
+
+/* A run's number and how many threads take part in it, in one word: who reads one late must not
+ * meet the other of a later run. */
+enum { MAX_POOL_THREADS = 256, EPOCH_STEP = 2 * MAX_POOL_THREADS };
 
 struct elm_pool {
   elm_allocator allocator;
@@ -27,14 +33,13 @@ struct elm_pool {
   worker* workers;      /* (num_threads); the first is unused */
   pthread_mutex_t turn; /* held during a run */
   pthread_mutex_t mutex;
-  pthread_cond_t wake;   /* a run has begun */
   pthread_cond_t passed; /* a barrier was passed */
+  int32_t num_active;    /* threads of the current run */
   void (*function)(void*, int32_t);
   void* context;
   bool is_closing;
   /* On lines of their own: written by one thread while others spin on them. */
-  _Alignas(64) atomic_uint epoch; /* number of runs begun */
-  _Alignas(64) atomic_int num_sleeping;
+  _Alignas(64) atomic_uint epoch;      /* runs begun * EPOCH_STEP + threads of the last */
   _Alignas(64) atomic_int num_blocked; /* asleep at the barrier */
   _Alignas(64) atomic_int num_arrived;
   _Alignas(64) atomic_uint generation; /* barriers passed */
@@ -62,8 +67,9 @@ static void sleep_at_barrier(elm_pool* pool, unsigned generation) {
 
 void elm_pool_barrier(elm_pool* pool) {
   const unsigned generation = atomic_load_explicit(&pool->generation, memory_order_acquire);
+  const int32_t num_active = pool->num_active; /* read before arriving: a later run may change it */
   const int arrived = atomic_fetch_add_explicit(&pool->num_arrived, 1, memory_order_acq_rel) + 1;
-  if (arrived == pool->num_threads) {
+  if (arrived == num_active) {
     atomic_store_explicit(&pool->num_arrived, 0, memory_order_relaxed);
     /* An exchange: qemu 7.2 on x86-64 lets a load overtake AArch64's store-release. */
     (void)atomic_exchange(&pool->generation, generation + 1);
@@ -83,11 +89,16 @@ void elm_pool_barrier(elm_pool* pool) {
   sleep_at_barrier(pool, generation);
 }
 
-/* Waits for a run after `epoch`; returns its number. */
-static unsigned wait_for_work(elm_pool* pool, unsigned epoch) {
+static inline bool has_work(const worker* self, unsigned now, unsigned epoch) {
+  return now != epoch && (unsigned)self->thread < now % EPOCH_STEP;
+}
+
+/* Waits for a run after `epoch` that this thread takes part in; returns its epoch. */
+static unsigned wait_for_work(worker* self, unsigned epoch) {
+  elm_pool* pool = self->pool;
   for (unsigned spins = 0; spins < NUM_SPINS + NUM_YIELDS; ++spins) {
     const unsigned now = atomic_load_explicit(&pool->epoch, memory_order_acquire);
-    if (now != epoch) {
+    if (has_work(self, now, epoch)) {
       return now;
     }
     if (spins < NUM_SPINS) {
@@ -97,23 +108,23 @@ static unsigned wait_for_work(elm_pool* pool, unsigned epoch) {
     }
   }
   (void)pthread_mutex_lock(&pool->mutex);
-  (void)atomic_fetch_add(&pool->num_sleeping, 1);
+  atomic_store(&self->is_sleeping, true);
   unsigned now;
-  while ((now = atomic_load(&pool->epoch)) == epoch) {
-    (void)pthread_cond_wait(&pool->wake, &pool->mutex);
+  while (!has_work(self, now = atomic_load(&pool->epoch), epoch)) {
+    (void)pthread_cond_wait(&self->wake, &pool->mutex);
   }
-  (void)atomic_fetch_sub(&pool->num_sleeping, 1);
+  atomic_store(&self->is_sleeping, false);
   (void)pthread_mutex_unlock(&pool->mutex);
   return now;
 }
 
 static void* worker_main(void* argument) {
-  const worker* self = argument;
+  worker* self = argument;
   elm_pool* pool = self->pool;
   (void)elm_fpu_enter();
   unsigned epoch = 0;
   for (;;) {
-    epoch = wait_for_work(pool, epoch);
+    epoch = wait_for_work(self, epoch);
     if (pool->is_closing) {
       return NULL;
     }
@@ -122,13 +133,17 @@ static void* worker_main(void* argument) {
   }
 }
 
-/* Publishes a new epoch; workers may be spinning or asleep. */
-static void begin_epoch(elm_pool* pool) {
-  (void)atomic_fetch_add(&pool->epoch, 1);
-  if (atomic_load(&pool->num_sleeping) > 0) {
-    (void)pthread_mutex_lock(&pool->mutex);
-    (void)pthread_cond_broadcast(&pool->wake);
-    (void)pthread_mutex_unlock(&pool->mutex);
+/* Publishes a run of the first `num_threads`; they may be spinning or asleep, and the others sleep
+ * on. */
+static void begin_epoch(elm_pool* pool, int32_t num_threads) {
+  const unsigned runs = atomic_load(&pool->epoch) / EPOCH_STEP + 1;
+  (void)atomic_exchange(&pool->epoch, runs * EPOCH_STEP + (unsigned)num_threads);
+  for (int32_t i = 1; i < num_threads; ++i) {
+    if (atomic_load(&pool->workers[i].is_sleeping)) {
+      (void)pthread_mutex_lock(&pool->mutex);
+      (void)pthread_cond_signal(&pool->workers[i].wake);
+      (void)pthread_mutex_unlock(&pool->mutex);
+    }
   }
 }
 
@@ -142,17 +157,16 @@ elm_status elm_pool_create(int32_t num_threads, const elm_allocator* allocator, 
   const size_t workers_bytes = sizeof(worker) * (size_t)num_threads;
   pool->allocator = *allocator;
   pool->num_threads = num_threads;
+  pool->num_active = num_threads;
   pool->num_started = 0;
   pool->process = getpid();
   pool->is_closing = false;
   atomic_init(&pool->epoch, 0);
-  atomic_init(&pool->num_sleeping, 0);
   atomic_init(&pool->num_blocked, 0);
   atomic_init(&pool->num_arrived, 0);
   atomic_init(&pool->generation, 0);
   (void)pthread_mutex_init(&pool->turn, NULL);
   (void)pthread_mutex_init(&pool->mutex, NULL);
-  (void)pthread_cond_init(&pool->wake, NULL);
   (void)pthread_cond_init(&pool->passed, NULL);
   pool->workers = allocator->allocate(allocator->context, workers_bytes, 64);
   if (pool->workers == NULL) {
@@ -163,6 +177,8 @@ elm_status elm_pool_create(int32_t num_threads, const elm_allocator* allocator, 
     worker* new_worker = &pool->workers[i];
     new_worker->pool = pool;
     new_worker->thread = i;
+    (void)pthread_cond_init(&new_worker->wake, NULL);
+    atomic_init(&new_worker->is_sleeping, false);
     if (pthread_create(&new_worker->handle, NULL, worker_main, new_worker) != 0) {
       elm_pool_destroy(pool);
       return elm_fail(error, ELM_STATUS_OUT_OF_MEMORY,
@@ -181,11 +197,11 @@ void elm_pool_destroy(elm_pool* pool) {
   }
   if (pool->process == getpid()) {
     pool->is_closing = true;
-    begin_epoch(pool);
+    begin_epoch(pool, pool->num_started + 1);
     for (int32_t i = 1; i <= pool->num_started; ++i) {
       (void)pthread_join(pool->workers[i].handle, NULL);
+      (void)pthread_cond_destroy(&pool->workers[i].wake);
     }
-    (void)pthread_cond_destroy(&pool->wake);
     (void)pthread_cond_destroy(&pool->passed);
     (void)pthread_mutex_destroy(&pool->mutex);
     (void)pthread_mutex_destroy(&pool->turn);
@@ -199,8 +215,9 @@ void elm_pool_destroy(elm_pool* pool) {
 
 int32_t elm_pool_num_threads(const elm_pool* pool) { return pool->num_threads; }
 
-elm_status elm_pool_run(elm_pool* pool, void (*function)(void* context, int32_t thread),
-                        void* context, elm_error* error) {
+elm_status elm_pool_run(elm_pool* pool, int32_t num_threads,
+                        void (*function)(void* context, int32_t thread), void* context,
+                        elm_error* error) {
   if (pool->process != getpid()) {
     return elm_fail(error, ELM_STATUS_UNSUPPORTED,
                     "the model was opened before this process was forked; open it in the child");
@@ -209,8 +226,9 @@ elm_status elm_pool_run(elm_pool* pool, void (*function)(void* context, int32_t 
   (void)pthread_mutex_lock(&pool->turn);
   pool->function = function;
   pool->context = context;
-  if (pool->num_threads > 1) {
-    begin_epoch(pool);
+  pool->num_active = num_threads;
+  if (num_threads > 1) {
+    begin_epoch(pool, num_threads);
   }
   function(context, 0);
   elm_pool_barrier(pool);

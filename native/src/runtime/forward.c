@@ -382,13 +382,14 @@ elm_status elm_forward(elm_session* session, size_t count, float* logits, size_t
                        bool wants_newest, elm_error* error) {
   const elm_model* model = session->model;
   const size_t half = (size_t)model->arch->head_dim / 2;
+  const bool is_small = count <= ELM_GEMV_MAX_ROWS;
   forward f = {
       .session = session,
       .model = model,
       .num_rows = count,
       .position = session->num_computed,
-      .is_small = count <= ELM_GEMV_MAX_ROWS,
-      .num_threads = elm_pool_num_threads(model->pool),
+      .is_small = is_small,
+      .num_threads = is_small ? session->decode_threads : session->prefill_threads,
       .logits = logits,
       .num_logits = logits == NULL ? 0 : num_logits,
       .wants_newest = wants_newest,
@@ -401,7 +402,7 @@ elm_status elm_forward(elm_session* session, size_t count, float* logits, size_t
     }
   }
   reset_claims(session);
-  const elm_status status = elm_pool_run(model->pool, run_pass, &f, error);
+  const elm_status status = elm_pool_run(model->pool, f.num_threads, run_pass, &f, error);
   if (status != ELM_STATUS_OK) {
     return status;
   }
@@ -419,10 +420,10 @@ elm_status elm_forward_head(elm_session* session, elm_error* error) {
       .model = session->model,
       .num_rows = 1,
       .is_small = true,
-      .num_threads = elm_pool_num_threads(session->model->pool),
+      .num_threads = session->decode_threads,
   };
   reset_claims(session);
-  const elm_status status = elm_pool_run(session->model->pool, run_head, &f, error);
+  const elm_status status = elm_pool_run(session->model->pool, f.num_threads, run_head, &f, error);
   if (status == ELM_STATUS_OK) {
     session->logits_at = session->hidden_at;
     session->num_barriers += f.num_barriers;

@@ -44,6 +44,8 @@ struct elm_session {
 
   size_t context_length;
   size_t chunk_length;
+  int32_t decode_threads;
+  int32_t prefill_threads;
   elm_sizes sizes;
   elm_kv_cache cache;
 
@@ -66,7 +68,7 @@ struct elm_session {
   elm_q8 q_hidden; /* (chunk, hidden) */
   elm_q8 q_attended;
   elm_q8 q_ffn;
-  elm_private* threads;  /* (num_threads) */
+  elm_private* threads;  /* (the larger number of threads) */
   atomic_size_t* claims; /* (num_steps) work handed out so far, in units of the step */
   void* sampler_scratch;
 
