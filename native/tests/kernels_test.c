@@ -849,6 +849,92 @@ static void check_attention(elm_attention_f16_fn function, const attention_probl
   }
 }
 
+/* Parts of all queries in one call, and of each in calls of two blocks, the first of which is one
+ * part; merged they are the result. */
+static void check_attention_parts(elm_attention_f16_fn function, elm_attention_merge_f32_fn merge,
+                                  const attention_problem* p) {
+  enum { SPAN = 2 * ELM_KV_BLOCK, MAX_PARTS = NUM_TOKENS / ELM_KV_BLOCK };
+  const size_t part = elm_attention_part_floats(p->n);
+  const guarded out = guarded_new(p->n * sizeof(float));
+  guarded whole[MAX_QUERIES];
+  size_t num_parts[MAX_QUERIES];
+  elm_attention_args args = p->args;
+  for (size_t a = 0; a < args.num_queries; ++a) {
+    const size_t first = args.begin[a] / ELM_KV_BLOCK;
+    num_parts[a] = (args.end[a] + ELM_KV_BLOCK - 1) / ELM_KV_BLOCK - first;
+    whole[a] = guarded_new(num_parts[a] * part * sizeof(float));
+    args.parts[a] = guarded_data(whole[a]);
+    args.out[a] = NULL;
+  }
+  function(&args);
+  for (size_t a = 0; a < args.num_queries; ++a) {
+    const guarded pieces = guarded_new(num_parts[a] * part * sizeof(float));
+    elm_attention_args one = args;
+    one.num_queries = 1;
+    one.q[0] = args.q[a];
+    const size_t first = args.begin[a] / ELM_KV_BLOCK;
+    size_t num_pieces = 0;
+    for (size_t base = first * ELM_KV_BLOCK; base < args.end[a]; base += SPAN) {
+      one.begin[0] = base > args.begin[a] ? base : args.begin[a];
+      one.end[0] = base + SPAN < args.end[a] ? base + SPAN : args.end[a];
+      one.parts[0] = (float*)guarded_data(pieces) + num_pieces * part;
+      one.is_one_part = num_pieces == 0;
+      function(&one);
+      num_pieces += one.is_one_part ? 1 : (one.end[0] - base + ELM_KV_BLOCK - 1) / ELM_KV_BLOCK;
+    }
+    merge(
+        &(elm_attention_merge_args){guarded_data(whole[a]), num_parts[a], guarded_data(out), p->n});
+    check_floats(guarded_data(out), p->expected[a], p->n, "parts", p->n);
+    merge(&(elm_attention_merge_args){guarded_data(pieces), num_pieces, guarded_data(out), p->n});
+    check_floats(guarded_data(out), p->expected[a], p->n, "pieces", p->n);
+    guarded_free(pieces, "pieces");
+    guarded_free(whole[a], "parts");
+  }
+  guarded_free(out, "out");
+}
+
+/* More parts than go through one exp, against the definition in plain loops. */
+static void check_merge(elm_attention_merge_f32_fn merge, size_t num_parts, size_t n) {
+  const size_t part = elm_attention_part_floats(n);
+  const guarded parts = guarded_new(num_parts * part * sizeof(float));
+  const guarded out = guarded_new(n * sizeof(float));
+  float* from = guarded_data(parts);
+  float expected[MAX_N], max = 0.0f, sum = 0.0f;
+  for (size_t b = 0; b < num_parts; ++b, from += part) {
+    for (size_t i = 0; i < n; ++i) {
+      from[i] = random_float(1.0f);
+    }
+    from[n] = random_float(b % 5 == 0 ? 40.0f : 2.0f);
+    from[n + 1] = 1.5f + random_float(1.0f);
+    const float top = b == 0 || from[n] > max ? from[n] : max;
+    const float old_factor = define_exp(max - top), new_factor = define_exp(from[n] - top);
+    sum = b == 0 ? from[n + 1] : fmaf(sum, old_factor, from[n + 1] * new_factor);
+    for (size_t i = 0; i < n; ++i) {
+      expected[i] = b == 0 ? from[i] : fmaf(expected[i], old_factor, from[i] * new_factor);
+    }
+    max = top;
+  }
+  for (size_t i = 0; i < n; ++i) {
+    expected[i] *= 1.0f / sum;
+  }
+  merge(&(elm_attention_merge_args){guarded_data(parts), num_parts, guarded_data(out), n});
+  check_floats(guarded_data(out), expected, n, "merge", num_parts);
+  guarded_free(out, "out");
+  guarded_free(parts, "parts");
+}
+
+static void check_merges(const elm_kernel_row* rows, size_t num_rows, uint32_t isas) {
+  for (size_t i = 0; i < num_rows; ++i) {
+    if (rows[i].op == ELM_OP_attention_merge_f32 && (isas >> rows[i].isa & 1)) {
+      begin_row(&rows[i]);
+      for (size_t num_parts = 1; num_parts < 70; ++num_parts) {
+        check_merge((elm_attention_merge_f32_fn)rows[i].function, num_parts,
+                    16 + num_parts % 4 * 80);
+      }
+    }
+  }
+}
+
 /* A NaN in a key or a value reaches the queries that attend to it, and no other. */
 static void check_attention_nonfinite(elm_attention_f16_fn function, bool is_q8) {
   for (size_t b = 0; b < 2; ++b) {
@@ -870,6 +956,7 @@ static void check_attentions(bool is_q8, const elm_kernel_row* rows, size_t num_
                              uint32_t isas) {
   static const size_t sizes[] = {16, 32, 48, 64, 80, 96, 128, 256};
   const elm_op op = is_q8 ? ELM_OP_attention_q8 : ELM_OP_attention_f16;
+  const elm_attention_merge_f32_fn merge = elm_attention_merge_f32__ref;
   for (size_t i = 0; i < num_rows; ++i) {
     if (rows[i].op == op && (isas >> rows[i].isa & 1)) {
       begin_row(&rows[i]);
@@ -894,6 +981,7 @@ static void check_attentions(bool is_q8, const elm_kernel_row* rows, size_t num_
           if (rows[i].op == op && (isas >> rows[i].isa & 1)) {
             begin_row(&rows[i]);
             check_attention((elm_attention_f16_fn)rows[i].function, p);
+            check_attention_parts((elm_attention_f16_fn)rows[i].function, merge, p);
           }
         }
         attention_free(p);
@@ -1076,6 +1164,7 @@ int main(int argc, char** argv) {
   check_emulated(rows, num_rows, isas);
   check_attentions(false, rows, num_rows, isas);
   check_attentions(true, rows, num_rows, isas);
+  check_merges(rows, num_rows, isas);
   check_choice(isas);
   check_accuracy();
   check_rmsnorm_accuracy();

@@ -11,7 +11,7 @@
 #include "base/threads.h"
 #include "check.h"
 
-enum { NUM_THREADS = 5, NUM_RUNS = 4000 };
+enum { NUM_THREADS = 5, NUM_RUNS = 1000 };
 
 typedef struct run {
   elm_pool* pool;
@@ -46,7 +46,7 @@ static void check_runs(void) {
     for (int t = 0; t < r.num_threads; ++t) {
       ++expected[t];
     }
-    if (i % 400 == 0) {
+    if (i % 100 == 0) {
       (void)nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
     }
   }

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_models import ARCHITECTURES
+from tiny_models import ARCHITECTURES, write_tiny_edge
 
 from edgellm._native import kernels
 
@@ -52,6 +52,34 @@ def test_instruction_sets_threads_and_chunks_give_the_same_bits(
         for threads in (1, 2, 5)  # 5: more than most test machines have, so that some sleep
         for chunk in (1, 7, 64, 512)
     }
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize("kv", [1, 2])  # elm_kv_format
+@pytest.mark.parametrize("architecture", ["gemma3", "llama"])
+def test_threads_that_share_a_head_give_the_same_bits(
+    architecture: str, kv: int, tmp_path: Path, native_tool: Callable[[str], Path]
+) -> None:
+    path = write_tiny_edge(
+        tmp_path,
+        architecture,
+        num_key_value_heads=1,
+        num_attention_heads=12 if architecture == "llama" else 4,  # two tiles, one
+        num_hidden_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=300,  # begins inside a block
+    )
+    ids = ",".join(str(3 + 7 * i % 300) for i in range(340))
+    isas = {row.isa for row in kernels() if row.is_supported and row.op.startswith("attention")}
+    ways = [(isa, threads, 64) for isa in sorted(isas) for threads in (1, 2, 3, 5)]
+    found = {}
+    for isa, threads, chunk in [*ways, ("", 2, 1)]:
+        arguments = (str(path), ids, isa, str(threads), str(chunk), STEPS, str(kv))
+        run = subprocess.run(
+            [native_tool("logits_digest"), *arguments], capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+        found[isa, threads, chunk] = run.stdout
     assert len(set(found.values())) == 1, found
 
 

@@ -190,5 +190,14 @@ def write_tiny_model(folder: Path, architecture: str, **changes: Any) -> Path:
     return folder
 
 
+def write_tiny_edge(folder: Path, architecture: str, **changes: Any) -> Path:
+    """Exports a tiny model whose config.json is changed and returns the .edge file."""
+    from edgellm.exporters.export import ExportOptions, export_model
+
+    output = folder / f"{architecture}.edge"
+    export_model(write_tiny_model(folder / "hf", architecture, **changes), output, ExportOptions())
+    return output
+
+
 def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

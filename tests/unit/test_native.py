@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_models import write_tiny_edge
 
 from edgellm._native import (
     NativeModel,
@@ -43,6 +44,24 @@ def test_a_split_prompt_gives_the_same_bits(model: NativeModel) -> None:
         pieces = [session.prefill(IDS[i : i + 3], len(IDS[i : i + 3])) for i in range(0, 10, 3)]
         assert np.concatenate(pieces).tobytes() == whole.tobytes()
         assert session.logits().tobytes() == whole[-1].tobytes()
+
+
+def test_threads_share_a_head_of_a_long_sequence_for_one_barrier_a_layer(tmp_path: Path) -> None:
+    path = write_tiny_edge(tmp_path, "llama", num_key_value_heads=1)
+    with NativeModel(path, threads=2) as model:
+
+        def barriers_at(length: int) -> int:
+            session = model.create_session(length + 1)
+            session.prefill([3 + i % 200 for i in range(length)])
+            before = session.info().num_barriers
+            session.prefill([5])
+            return session.info().num_barriers - before
+
+        layers = model.info.num_layers
+        assert barriers_at(220) == 5 * layers + 1  # without the head's
+        assert barriers_at(240) == 6 * layers + 1
+        model.use_threads(1, 2)  # one thread shares with no other
+        assert barriers_at(240) == 5 * layers + 1
 
 
 def test_truncation_forgets(model: NativeModel) -> None:

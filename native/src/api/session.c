@@ -24,6 +24,14 @@ static void take_q8(elm_arena* arena, elm_q8* q8, size_t rows, size_t num_cols) 
   q8->bsum = elm_arena_take(arena, rows * q8->num_superblocks, sizeof(int32_t));
 }
 
+/* Whether some of the threads would wait while others attend to whole heads of one token. Of many
+ * heads a thread more or less has one more: not worth a barrier. */
+static bool shares_attention(const elm_model* model, int32_t num_threads) {
+  const size_t threads = (size_t)num_threads;
+  const size_t units = (size_t)model->arch->num_kv_heads * elm_attention_tiles(model->arch, 1);
+  return units % threads != 0 && units < 4 * threads;
+}
+
 /* Places every buffer of a session in the arena; with an empty one, counts. The session struct
  * comes first, the KV cache last. */
 static void place(const elm_model* model, elm_session* s, elm_arena* arena) {
@@ -61,6 +69,11 @@ static void place(const elm_model* model, elm_session* s, elm_arena* arena) {
     take_q8(arena, &own->hidden, ELM_GEMV_MAX_ROWS, sizes->hidden);
     take_q8(arena, &own->attended, ELM_GEMV_MAX_ROWS, sizes->attended);
     take_q8(arena, &own->ffn, ELM_GEMV_MAX_ROWS, sizes->ffn);
+  }
+  if (shares_attention(model, s->decode_threads)) {
+    const size_t part = elm_attention_part_floats((size_t)arch->head_dim);
+    s->parts = elm_arena_take(arena, (uint64_t)arch->num_heads * s->cache.num_blocks,
+                              part * sizeof(float));
   }
   const uint64_t before = arena->used;
   s->cache.memory = elm_arena_take(arena, (uint64_t)s->cache.num_layers * s->cache.num_heads,

@@ -100,13 +100,20 @@ typedef struct elm_kv_store_args {
   size_t slot;
 } elm_kv_store_args;
 
-enum { ELM_ATTENTION_MAX_QUERIES = 8 };
+enum { ELM_ATTENTION_MAX_QUERIES = 8, ELM_MAX_HEAD_DIM = 512 };
+
+/* A part of a query's result: n floats of out, then max and sum. */
+static inline size_t elm_attention_part_floats(size_t n) { return n + 16; }
 
 /* Attention of up to ELM_ATTENTION_MAX_QUERIES queries on one key/value head. Query i attends to
- * positions [begin[i], end[i]); the ranges are not empty. */
+ * positions [begin[i], end[i]); the ranges are not empty. Where `parts` are given, to all queries
+ * or to none, they are written for attention_merge_f32 instead of `out`: one for each block, or one
+ * for all of them. */
 typedef struct elm_attention_args {
   const float* q[ELM_ATTENTION_MAX_QUERIES]; /* (n) rotated and scaled */
   float* out[ELM_ATTENTION_MAX_QUERIES];     /* (n) */
+  float* parts[ELM_ATTENTION_MAX_QUERIES];   /* (blocks from that of begin[i] on, a part) or NULL */
+  bool is_one_part;
   size_t begin[ELM_ATTENTION_MAX_QUERIES];
   size_t end[ELM_ATTENTION_MAX_QUERIES];
   size_t num_queries;
@@ -117,7 +124,13 @@ typedef struct elm_attention_args {
   size_t n;             /* head size, a multiple of 16, at most 512 */
 } elm_attention_args;
 
-enum { ELM_MAX_HEAD_DIM = 512 };
+/* Merges the parts of one query in their order: the first of any number of blocks, then blocks. */
+typedef struct elm_attention_merge_args {
+  const float* parts; /* (num_parts, a part) */
+  size_t num_parts;   /* at least 1 */
+  float* out;         /* (n) */
+  size_t n;
+} elm_attention_merge_args;
 
 /* op, args type. The order is that of enum elm_op. */
 #define ELM_OPS(OP)                     \
@@ -134,7 +147,8 @@ enum { ELM_MAX_HEAD_DIM = 512 };
   OP(kv_store_f16, elm_kv_store_args)   \
   OP(attention_f16, elm_attention_args) \
   OP(kv_store_q8, elm_kv_store_args)    \
-  OP(attention_q8, elm_attention_args)
+  OP(attention_q8, elm_attention_args)  \
+  OP(attention_merge_f32, elm_attention_merge_args)
 
 typedef enum elm_op {
 #define ELM_OP_ENUM(op, args) ELM_OP_##op,
@@ -189,6 +203,7 @@ size_t elm_kernel_rows(const elm_kernel_row** rows);
 #define ELM_ROW_attention_f16 elm_attention_args
 #define ELM_ROW_kv_store_q8 elm_kv_store_args
 #define ELM_ROW_attention_q8 elm_attention_args
+#define ELM_ROW_attention_merge_f32 elm_attention_merge_args
 #define ELM_KERNEL(op, isa_name, isa) void elm_##op##__##isa_name(const ELM_ROW_##op* arguments);
 #include "kernels/kernels.inc"
 #undef ELM_KERNEL

@@ -194,45 +194,6 @@ static void qkv(forward* f, const elm_step* step, int32_t thread) {
   barrier(f, thread);
 }
 
-/* A unit is up to 8 queries on one key/value head: neighbouring tokens, the heads that share it. */
-static void attention(forward* f, const elm_step* step, int32_t thread) {
-  elm_session* s = f->session;
-  const elm_arch* arch = f->model->arch;
-  const size_t n = (size_t)arch->head_dim;
-  const size_t kv_heads = (size_t)arch->num_kv_heads;
-  const size_t group = (size_t)arch->num_heads / kv_heads;
-  const size_t queries = f->num_rows * group;
-  const size_t tiles = (queries + ELM_ATTENTION_MAX_QUERIES - 1) / ELM_ATTENTION_MAX_QUERIES;
-  void (*attend)(const elm_attention_args*) =
-      s->cache.is_int8 ? f->model->kernels.attention_q8 : f->model->kernels.attention_f16;
-  piece p = {0};
-  while (next_piece(f, step, thread, kv_heads * tiles, 1, &p)) {
-    for (size_t unit = p.first; unit < p.last; ++unit) {
-      const size_t head = unit / tiles;
-      const size_t from = unit % tiles * ELM_ATTENTION_MAX_QUERIES;
-      const elm_kv_head cache = elm_kv_head_at(&s->cache, (size_t)step->layer, head);
-      elm_attention_args args = {
-          .k = cache.keys,
-          .v = cache.values,
-          .k_scale = cache.k_scale,
-          .v_scale = cache.v_scale,
-          .n = n,
-      };
-      for (size_t i = from; i < queries && i < from + ELM_ATTENTION_MAX_QUERIES; ++i) {
-        const size_t row = i / group, query_head = head * group + i % group;
-        const size_t end = f->position + row + 1, window = (size_t)step->window;
-        const size_t slot = args.num_queries++;
-        args.q[slot] = s->qkv + row * s->sizes.qkv + query_head * n;
-        args.out[slot] = s->attended + row * s->sizes.attended + query_head * n;
-        args.begin[slot] = window > 0 && end > window ? end - window : 0;
-        args.end[slot] = end;
-      }
-      attend(&args);
-    }
-  }
-  barrier(f, thread);
-}
-
 /* A strip of panel pairs at a time: gate and up go through a small buffer into the activation. */
 static void gate_up(forward* f, const elm_step* step, int32_t thread) {
   elm_session* s = f->session;
@@ -347,7 +308,7 @@ static void run_pass(void* context, int32_t thread) {
       case ELM_STEP_EMBED: embed(f, thread); break;
       case ELM_STEP_NORM: norm(f, step, thread); break;
       case ELM_STEP_QKV: qkv(f, step, thread); break;
-      case ELM_STEP_ATTENTION: attention(f, step, thread); break;
+      case ELM_STEP_ATTENTION: elm_attention_step(f, step, thread); break;
       case ELM_STEP_OUT:
         q = quantise_rows(f, thread, s->attended, s->sizes.attended,
                           (size_t)arch->num_heads * (size_t)arch->head_dim,

@@ -118,4 +118,7 @@ static inline float* residual(const forward* f, int32_t thread) {
   return f->is_small ? f->session->threads[thread].x : f->session->x;
 }
 
+/* Queries and the cache -> attended; ends with a barrier. */
+void elm_attention_step(forward* f, const elm_step* step, int32_t thread);
+
 #endif

@@ -68,6 +68,8 @@ struct elm_session {
   elm_q8 q_hidden; /* (chunk, hidden) */
   elm_q8 q_attended;
   elm_q8 q_ffn;
+  float* parts; /* (num_heads, blocks of the cache, a part) of attention that threads share; NULL:
+                   one token's heads keep all threads busy */
   elm_private* threads;  /* (the larger number of threads) */
   atomic_size_t* claims; /* (num_steps) work handed out so far, in units of the step */
   void* sampler_scratch;
@@ -75,6 +77,13 @@ struct elm_session {
   uint64_t num_passes;
   uint64_t num_barriers;
 };
+
+/* How queries of one key/value head, neighbouring tokens and the heads that share it, are cut into
+ * calls of the attention kernel. */
+static inline size_t elm_attention_tiles(const elm_arch* arch, size_t num_rows) {
+  const size_t queries = num_rows * (size_t)(arch->num_heads / arch->num_kv_heads);
+  return (queries + ELM_ATTENTION_MAX_QUERIES - 1) / ELM_ATTENTION_MAX_QUERIES;
+}
 
 /* Computes tokens [num_computed, num_computed + count), count <= chunk_length, which then are in
  * the cache. The last `num_logits` rows' logits go to `logits` (num_logits, vocab_size), if given;

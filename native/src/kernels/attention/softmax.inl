@@ -67,9 +67,30 @@ static inline __attribute__((always_inline)) void merge(tile_state* state, size_
   }
 }
 
-/* out = O / L */
-static inline void finish(tile_state* state, size_t count, size_t n) {
+/* Leaves a block's (max, sum, o) for attention_merge_f32; `block` is its number in the cache. */
+static inline void keep(const elm_attention_args* args, size_t first_query, size_t count,
+                        size_t block, const bool* has_tokens, const float* max, const float* sum,
+                        float (*o)[ELM_MAX_HEAD_DIM]) {
+  const size_t n = args->n;
   for (size_t a = 0; a < count; ++a) {
+    if (has_tokens[a]) {
+      const size_t number = block - args->begin[first_query + a] / ELM_KV_BLOCK;
+      float* part = args->parts[first_query + a] + number * elm_attention_part_floats(n);
+      memcpy(part, o[a], n * sizeof(float));
+      part[n] = max[a];
+      part[n + 1] = sum[a];
+    }
+  }
+}
+
+/* out = O / L; a part is left as it is. */
+static inline void finish(const tile_state* state, size_t count, size_t n, bool is_part) {
+  for (size_t a = 0; a < count; ++a) {
+    if (is_part) { /* its out is the part */
+      state->out[a][n] = state->max[a];
+      state->out[a][n + 1] = state->sum[a];
+      continue;
+    }
     const f16v inverse = v_set(1.0f / state->sum[a]);
     for (size_t i = 0; i < n; i += 16) {
       v_store(state->out[a] + i, v_mul(v_load(state->out[a] + i), inverse));

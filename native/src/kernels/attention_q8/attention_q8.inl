@@ -116,11 +116,13 @@ static inline __attribute__((always_inline)) void tile(const elm_attention_args*
   const size_t n = args->n;
   const size_t* begin = args->begin + first_query;
   const size_t* end = args->end + first_query;
+  const bool is_part = args->parts[first_query] != NULL;
+  const bool is_split = is_part && !args->is_one_part;
   tile_state state = {{0}, {0}, {NULL}};
   tile_queries queries;
   size_t low = begin[0], high = end[0];
   for (size_t a = 0; a < count; ++a) {
-    state.out[a] = args->out[first_query + a];
+    state.out[a] = is_part ? args->parts[first_query + a] : args->out[first_query + a];
     low = begin[a] < low ? begin[a] : low;
     high = end[a] > high ? end[a] : high;
   }
@@ -143,9 +145,15 @@ static inline __attribute__((always_inline)) void tile(const elm_attention_args*
       }
     }
     tile_values(scores, ranges, count, v, args->v_scale + base, n, o);
-    merge(&state, count, has_tokens, is_first, max, sum, o, n);
+    if (is_split) {
+      keep(args, first_query, count, base / ELM_KV_BLOCK, has_tokens, max, sum, o);
+    } else {
+      merge(&state, count, has_tokens, is_first, max, sum, o, n);
+    }
   }
-  finish(&state, count, n);
+  if (!is_split) {
+    finish(&state, count, n, is_part);
+  }
 }
 
 #include "kernels/attention/tiles.inl"
