@@ -9,6 +9,7 @@ matrix is quantised for the inputs that the matrices before it, quantised alread
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any, Final
 
@@ -30,8 +31,8 @@ from edgellm.exporters.source import ModelSource
 from edgellm.exporters.workspace import Workspace
 from edgellm.format.layout import dequantize
 from edgellm.format.spec import tensor_bytes
-from edgellm.models import fuse, fused_parts, unfuse
-from edgellm.models._reference import ReferenceCache, ReferenceModel, round_q8
+from edgellm.models import ModelDescription, fuse, fused_parts, unfuse
+from edgellm.models._reference import Positions, ReferenceCache, ReferenceModel, round_q8
 from edgellm.types import Float32Array, TensorFormat
 
 __all__ = ["KINDS", "Calibrator"]
@@ -40,6 +41,7 @@ KINDS: Final = ("qkv", "o", "gate_up", "down")  # of matrices, in the order of t
 _FORMATS: Final = (TensorFormat.E4, TensorFormat.E5, TensorFormat.E8)
 _OUTLIER: Final = 10.0  # times the median energy: tokens beyond it count as much as one at it
 _SENSITIVITY_TOKENS: Final = 256
+_MOMENT_COLS: Final = 128
 
 _U8Array = npt.NDArray[np.uint8]
 _Layer = dict[str, Float32Array]
@@ -56,7 +58,7 @@ class Calibrator:
         workspace: Where finished work lies.
         alphas: How far inputs are equalised.
         feedback: Steps after the weighted fit.
-        threads: Threads to use.
+        pool: Threads to use; the results do not depend on their number.
         advance: Called after every layer of every pass.
 
     Attributes:
@@ -72,7 +74,7 @@ class Calibrator:
         *,
         alphas: Alphas,
         feedback: Feedback,
-        threads: int,
+        pool: Executor,
         advance: Advance,
     ) -> None:
         self._source = source
@@ -85,7 +87,7 @@ class Calibrator:
         self._workspace = workspace
         self._alphas = alphas
         self._feedback = feedback
-        self._threads = threads
+        self._pool = pool
         self._advance = advance
         wanted = source.spec.sources(source.kind, source.description)
         self._sources = {item.canonical_name: item for item in wanted}
@@ -139,6 +141,7 @@ class Calibrator:
             globals_,
             lambda number: {name: self._whole(name) for name in self._names(f"layers.{number}")},
             variants,
+            self._pool,
             self._advance,
         )
         for name, loss in found.items():
@@ -188,35 +191,25 @@ class Calibrator:
 
     def _collect(self) -> _Layer:
         held, windows = self._calibration.held_out, self._calibration.windows
-        model = ReferenceModel(self._plain, self._whole)
-        stream = [model.embed(ids) for ids in (*held, *windows)]
-        positions = model.positions(0, windows.shape[1])
+        globals_ = {name: self._whole(name) for name in ("embed", "final_norm")}
+        outside = ReferenceModel(self._plain, globals_.__getitem__)
+        stream = [outside.embed(ids) for ids in (*held, *windows)]
+        positions = outside.positions(0, windows.shape[1])
+        del globals_["embed"]
         kept: _Layer = {}
         for number in range(self._plain.num_layers):
             layer = {name: self._whole(name) for name in self._names(f"layers.{number}")}
-            model = ReferenceModel(self._plain, layer.__getitem__)
-            energies = dict.fromkeys(KINDS, np.float64(0))
-            for index, x in enumerate(stream):
-                mixed = model.attend(
-                    attended := model.attention_input(x, number),
-                    number,
-                    positions,
-                    ReferenceCache(self._plain),
-                )
-                x = x + model.attention_output(mixed, number)
-                hidden = model.ffn_hidden(normed := model.ffn_input(x, number), number)
-                stream[index] = x + model.ffn_output(hidden, number)
-                if index < len(held):
-                    continue
-                for kind, value in zip(KINDS, (attended, mixed, normed, hidden), strict=True):
-                    energies[kind] = energies[kind] + np.square(_weighed(value)).mean(axis=0)
-            for kind, energy in energies.items():
-                kept[f"layers.{number}.{kind}"] = np.asarray(energy / len(windows), np.float32)
+            stage = _FloatLayer(self._plain, layer, number, positions)
+            passed = list(self._pool.map(stage.run, stream))
+            stream = [x for x, _ in passed]
+            for kind in KINDS:
+                energies = [squares[kind] for _, squares in passed[len(held) :]]
+                mean = np.mean(energies, axis=0, dtype=np.float64)
+                kept[f"layers.{number}.{kind}"] = np.asarray(mean, np.float32)
             self._advance()
-        model = ReferenceModel(self._plain, self._whole)
-        finals = [model.final(x) for x in stream]
+        finals = [outside.final(x) for x in stream]
         kept["hidden"] = np.concatenate(finals[: len(held)])
-        kept["moments"] = _moments(finals[len(held) :])
+        kept["moments"] = self._moments(finals[len(held) :])
         return kept
 
     def _pass_layer(
@@ -236,31 +229,31 @@ class Calibrator:
         def settle(kind: str, inputs: list[Float32Array]) -> None:
             name = f"layers.{number}.{kind}"
             if not kept:
-                moments = _moments([round_q8(value) for value in inputs])
+                moments = self._moments(list(self._pool.map(round_q8, inputs)))
                 made[name] = self._matrix(name, formats[name], self._fused(name, now), moments)
             get = self._parts_of(name, formats[name], kept[name] if kept else made[name])
             for part in self._parts[name]:
                 now[part] = get(part)
 
-        inputs = [model.attention_input(x, number) for x in stream]
+        each = self._pool.map
+        inputs = list(each(lambda x: model.attention_input(x, number), stream))
         settle("qkv", inputs)
-        inputs = [
-            model.attend(h, number, positions, ReferenceCache(self.description)) for h in inputs
-        ]
+        cache = ReferenceCache
+        inputs = list(
+            each(lambda h: model.attend(h, number, positions, cache(self.description)), inputs)
+        )
         settle("o", inputs)
-        for index, mixed in enumerate(inputs):
-            stream[index] = stream[index] + model.attention_output(mixed, number)
-        inputs = [model.ffn_input(x, number) for x in stream]
+        added = each(lambda mixed: model.attention_output(mixed, number), inputs)
+        stream[:] = [x + more for x, more in zip(stream, added, strict=True)]
+        inputs = list(each(lambda x: model.ffn_input(x, number), stream))
         settle("gate_up", inputs)
-        inputs = [model.ffn_hidden(h, number) for h in inputs]
+        inputs = list(each(lambda h: model.ffn_hidden(h, number), inputs))
         settle("down", inputs)
-        for index, hidden in enumerate(inputs):
-            stream[index] = stream[index] + model.ffn_output(hidden, number)
+        added = each(lambda hidden: model.ffn_output(hidden, number), inputs)
+        stream[:] = [x + more for x, more in zip(stream, added, strict=True)]
         return made
 
-    def _quantise_globals(
-        self, formats: Mapping[str, TensorFormat]
-    ) -> dict[str, npt.NDArray[Any]]:
+    def _quantise_globals(self, formats: Mapping[str, TensorFormat]) -> dict[str, npt.NDArray[Any]]:
         """Embedding and head, the final norm and what undoes the embedding's factors."""
         tensors, factor = self._equalised_globals()
         moments = self._float["moments"] / np.outer(factor, factor)
@@ -272,7 +265,7 @@ class Calibrator:
             made["embed_scale"] = (1 / factor)[None]
         if "embed" not in made:
             alike = np.ones(tensors["embed"].shape[1], np.float32)
-            made["embed"] = fit(formats["embed"], tensors["embed"], alike, self._threads)
+            made["embed"] = fit(formats["embed"], tensors["embed"], alike, self._pool)
         return made
 
     def _matrix(
@@ -285,8 +278,8 @@ class Calibrator:
         """Stored bytes of a matrix, quantised for inputs of these second moments."""
         try:
             if tensor_format == TensorFormat.E8:
-                return fit(tensor_format, weights, moments.diagonal(), self._threads)
-            return quantize_grouped(tensor_format, weights, moments, self._feedback, self._threads)
+                return fit(tensor_format, weights, moments.diagonal(), self._pool)
+            return quantize_grouped(tensor_format, weights, moments, self._feedback, self._pool)
         except ValueError as error:
             raise FormatError(f"tensor {name}: {error}") from None
 
@@ -302,7 +295,7 @@ class Calibrator:
         parts: _Layer = {}
         errors = {}
         for kind in _FORMATS:
-            data = fit(kind, weights, importance, self._threads)
+            data = fit(kind, weights, importance, self._pool)
             found = dequantize(data, kind, *weights.shape)
             if not parts:
                 get = unfuse(self.description, {name: found}.__getitem__)
@@ -354,6 +347,14 @@ class Calibrator:
         whole = dequantize(data, tensor_format, tensor.rows, tensor.cols)
         return unfuse(self.description, {name: whole}.__getitem__)
 
+    def _moments(self, inputs: list[Float32Array]) -> Float32Array:
+        """Mean of x^T x over the tokens x of (n, cols) inputs, (cols, cols)."""
+        whole = np.concatenate([_weighed(value) for value in inputs])
+        firsts = range(0, whole.shape[1], _MOMENT_COLS)
+        parts = [whole[:, first : first + _MOMENT_COLS] for first in firsts]
+        rows = list(self._pool.map(lambda part: part.T @ whole, parts))
+        return np.asarray(np.concatenate(rows) / np.float32(len(whole)), np.float32)
+
     def _names(self, section: str) -> list[str]:
         return [name for name in self._sources if name.startswith(f"{section}.")]
 
@@ -361,13 +362,28 @@ class Calibrator:
         return read_whole(self._source, self._sources[name])
 
 
-def _moments(inputs: list[Float32Array]) -> Float32Array:
-    """Mean of x^T x over the tokens x of (n, cols) inputs, (cols, cols)."""
-    total = np.zeros((inputs[0].shape[1],) * 2, np.float32)
-    for value in inputs:
-        weighed = _weighed(value)
-        total += weighed.T @ weighed
-    return total / np.float32(sum(len(value) for value in inputs))
+class _FloatLayer:
+    """A layer of the float model, and what its matrices meet."""
+
+    def __init__(
+        self, description: ModelDescription, layer: _Layer, number: int, positions: Positions
+    ) -> None:
+        self._model = ReferenceModel(description, layer.__getitem__)
+        self._number = number
+        self._positions = positions
+
+    def run(self, x: Float32Array) -> tuple[Float32Array, dict[str, Float32Array]]:
+        """The stream after the layer, and by kind the mean squares of the inputs' channels."""
+        model, number = self._model, self._number
+        attended = model.attention_input(x, number)
+        cache = ReferenceCache(model.description)
+        mixed = model.attend(attended, number, self._positions, cache)
+        x = x + model.attention_output(mixed, number)
+        normed = model.ffn_input(x, number)
+        hidden = model.ffn_hidden(normed, number)
+        x = x + model.ffn_output(hidden, number)
+        inputs = zip(KINDS, (attended, mixed, normed, hidden), strict=True)
+        return x, {kind: np.square(_weighed(value)).mean(axis=0) for kind, value in inputs}
 
 
 def _weighed(inputs: Float32Array) -> Float32Array:

@@ -7,6 +7,7 @@ readily is what it will be used for.
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -97,24 +98,29 @@ def write_own_text(
         count: Windows to write.
         length: Tokens of a window, BOS included.
         bos: What a window begins with, if anything.
-        threads: Threads to use.
+        threads: Threads to use, each for windows of its own.
 
     Returns:
         (count, length) int32, sampled at temperature 1; the same for every number of threads.
     """
     out = np.empty((count, length), np.int32)
     start = [] if bos is None else [bos]
-    with NativeModel(path, threads=threads, kv="f16") as model:
-        for number in range(count):
-            opening = openings[number % len(openings)]
-            ids = start + opening[len(start) :][:_OPENING_TOKENS].tolist()
-            sampling = Sampling(temperature=1.0, top_p=0.98, seed=number).to_struct()
-            session = model.create_session(length)
-            session.prefill(ids)
-            while len(ids) < length:
-                ids += session.step(sampling)
-            session.close()
-            out[number] = ids[:length]
+
+    def write(first: int) -> None:
+        with NativeModel(path, threads=1, kv="f16") as model:
+            for number in range(first, count, threads):
+                opening = openings[number % len(openings)]
+                ids = start + opening[len(start) :][:_OPENING_TOKENS].tolist()
+                sampling = Sampling(temperature=1.0, top_p=0.98, seed=number).to_struct()
+                session = model.create_session(length)
+                session.prefill(ids)
+                while len(ids) < length:
+                    ids += session.step(sampling)
+                session.close()
+                out[number] = ids[:length]
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(write, range(threads)))
     return out
 
 

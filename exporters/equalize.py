@@ -58,7 +58,7 @@ def equalizing_factors(
     size = np.sqrt(squares.astype(np.float64))
     size = np.maximum(size, max(float(size.max()) * _SMALLEST, 1e-30))
     log = alpha * np.log(size)
-    return np.exp(log - log.mean()).astype(np.float32)
+    return np.asarray(np.exp(log - log.mean()), np.float32)
 
 
 def equalize_attention(

@@ -1,17 +1,18 @@
 """Rounds a matrix to the grid of E4 or E5 so that its products change least, not its numbers.
 
 Minimises the squared error of the outputs on calibration inputs, (W - Q) H (W - Q)^T with
-H = X^T X: columns are rounded one after another and the error of each is spread over those not yet
-rounded (GPTQ), then codes are improved one column at a time given all others (coordinate descent),
-then D is fitted to the codes by least squares.
+H = X^T X: columns are rounded one after another and each makes good for the errors of those before
+it (GPTQ), then codes are improved one column at a time given all others (coordinate descent), then
+D is fitted to the codes by least squares.
 
 Source: Frantar et al., GPTQ, arXiv:2210.17323, with static groups and columns in falling order of
-H's diagonal; coordinate descent as in Behdin et al., QuantEase, arXiv:2309.01885.
+H's diagonal, in the form of Chee et al., QuIP (LDLQ), arXiv:2307.13304, which needs no inverse of
+H; coordinate descent as in Behdin et al., QuantEase, arXiv:2309.01885.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -20,8 +21,8 @@ import numpy.typing as npt
 
 from edgellm._native import quantize
 from edgellm.format.layout import Grouped, pack_grouped, unpack_grouped
-from edgellm.format.spec import GROUP_COLS, PANEL_ROWS, SUPERBLOCK_COLS, tensor_bytes
-from edgellm.types import Float32Array, TensorFormat, round_up
+from edgellm.format.spec import GROUP_COLS, SUPERBLOCK_COLS, tensor_bytes
+from edgellm.types import Float32Array, TensorFormat
 
 __all__ = ["Feedback", "fit", "quantize_grouped"]
 
@@ -29,7 +30,7 @@ _U8Array = npt.NDArray[np.uint8]
 
 _LEVELS: Final = {TensorFormat.E4: 16, TensorFormat.E5: 32}
 _BLOCK: Final = 128  # columns whose updates are gathered into one matrix product
-_ROWS: Final = 4096  # of a matrix worked on at a time
+_LEAST_ROWS, _MOST_ROWS = 256, 2048  # of a matrix worked on at a time
 _MAX_ATTEMPTS: Final = 8  # at a damping that lets the Cholesky factorisation succeed
 
 
@@ -50,7 +51,7 @@ class Feedback:
 
 
 def fit(
-    tensor_format: TensorFormat, weights: Float32Array, importance: Float32Array, threads: int
+    tensor_format: TensorFormat, weights: Float32Array, importance: Float32Array, pool: Executor
 ) -> _U8Array:
     """Quantises a matrix by a weighted search for each superblock alone.
 
@@ -58,7 +59,7 @@ def fit(
         tensor_format: E4, E5 or E8.
         weights: (rows, cols) float32.
         importance: (cols,) float32, the mean square of each column's input.
-        threads: Threads to use; the bytes do not depend on it.
+        pool: Threads to use; the bytes do not depend on their number.
 
     Returns:
         The stored bytes, uint8.
@@ -70,14 +71,12 @@ def fit(
     weights = np.ascontiguousarray(weights, np.float32)
     importance = np.ascontiguousarray(importance, np.float32)
     out = np.empty(tensor_bytes(tensor_format, rows, cols), np.uint8)
-    step = round_up(-(-rows // threads), PANEL_ROWS)
 
     def fit_rows(first: int) -> None:
-        part = weights[first : first + step]
+        part = weights[first : first + _LEAST_ROWS]
         quantize(tensor_format, part, out, importance=importance, first_row=first, rows=rows)
 
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(fit_rows, range(0, rows, step)))
+    list(pool.map(fit_rows, range(0, rows, _LEAST_ROWS)))
     return out
 
 
@@ -86,7 +85,7 @@ def quantize_grouped(
     weights: Float32Array,
     moments: Float32Array,
     feedback: Feedback,
-    threads: int,
+    pool: Executor,
 ) -> _U8Array:
     """Quantises a matrix.
 
@@ -95,7 +94,7 @@ def quantize_grouped(
         weights: (rows, cols) float32.
         moments: (cols, cols) float32, the mean of x^T x over calibration inputs x (1, cols).
         feedback: Steps to take.
-        threads: Threads to use for the fit.
+        pool: Threads to use; the bytes do not depend on their number.
 
     Returns:
         The stored bytes, uint8.
@@ -104,7 +103,7 @@ def quantize_grouped(
         ValueError: A weight is not finite.
     """
     rows, cols = weights.shape
-    fitted = fit(tensor_format, weights, moments.diagonal(), threads)
+    fitted = fit(tensor_format, weights, moments.diagonal(), pool)
     if not feedback.is_spread and not feedback.sweeps:
         return fitted
     parts = unpack_grouped(fitted, tensor_format, rows, cols)
@@ -112,8 +111,10 @@ def quantize_grouped(
     damped, factor = _factorise(moments, order, feedback.damping)
     codes = parts.codes.copy()
     d = parts.d.copy()
-    for first in range(0, rows, _ROWS):
-        part = slice(first, min(first + _ROWS, rows))
+    count = min(max(-(-rows // 4), _LEAST_ROWS), _MOST_ROWS)
+
+    def improve(first: int) -> None:
+        part = slice(first, min(first + count, rows))
         grid = _Grid.of(parts, part, cols, _LEVELS[tensor_format])
         found = grid.codes
         if feedback.is_spread:
@@ -125,6 +126,8 @@ def quantize_grouped(
                 grid = replace(grid, step=grid.step * _per_column(ratio, SUPERBLOCK_COLS, cols))
             found = _descend(weights[part], damped, grid, found)
         codes[part, :cols] = found.astype(np.uint8)
+
+    list(pool.map(improve, range(0, rows, count)))
     return pack_grouped(Grouped(codes=codes, s=parts.s, z=parts.z, d=d), tensor_format)
 
 
@@ -161,20 +164,22 @@ def _factorise(
     """H with its damping, doubled until it can be factorised.
 
     Returns:
-        H, and the upper Cholesky factor of the inverse of H with its columns in `order`.
+        H, and with its columns in `order` the U of H = (I + U) D (I + U)^T, U strictly upper
+        triangular: what each column takes of the errors of those before it.
     """
     diagonal = np.arange(len(moments))
     mean = max(float(moments.diagonal().mean(dtype=np.float64)), 1e-30)
+    backwards = order[::-1]
     for attempt in range(_MAX_ATTEMPTS):
         damped = moments.copy()
         damped[diagonal, diagonal] += np.float32(damping * 2**attempt * mean)
         try:
-            inverse = np.linalg.inv(damped[np.ix_(order, order)].astype(np.float64))
-            factor = np.linalg.cholesky((inverse + inverse.T) / 2).T
+            lower = np.linalg.cholesky(damped[np.ix_(backwards, backwards)].astype(np.float64))
         except np.linalg.LinAlgError:
             continue
-        return damped, np.ascontiguousarray(factor, np.float32)
-    raise ValueError("the calibration inputs have no covariance that can be inverted")
+        upper = lower[::-1, ::-1] / lower.diagonal()[::-1]
+        return damped, np.ascontiguousarray(np.triu(upper, 1), np.float32)
+    raise ValueError("the calibration inputs have no covariance that can be factorised")
 
 
 def _spread(
@@ -182,18 +187,18 @@ def _spread(
 ) -> Float32Array:
     """Codes (rows, cols) by error feedback, columns in `order`."""
     cols = len(order)
-    rest = np.ascontiguousarray(weights.T[order])
+    wanted = np.ascontiguousarray(weights.T[order])
     step = np.ascontiguousarray(grid.step.T[order])
     zero = np.ascontiguousarray(grid.zero.T[order])
-    codes = np.empty_like(rest)
+    codes, errors = np.empty_like(wanted), np.empty_like(wanted)
     for first in range(0, cols, _BLOCK):
         last = min(first + _BLOCK, cols)
-        errors = np.empty((last - first, rest.shape[1]), np.float32)
+        window = wanted[first:last] + factor[:first, first:last].T @ errors[:first]
         for j in range(first, last):
-            codes[j] = np.clip(np.rint(rest[j] / step[j] + zero[j]), 0, grid.levels - 1)
-            errors[j - first] = (rest[j] - step[j] * (codes[j] - zero[j])) / factor[j, j]
-            rest[j + 1 : last] -= factor[j, j + 1 : last, None] * errors[j - first]
-        rest[last:] -= factor[first:last, last:].T @ errors
+            value = window[j - first] / step[j] + zero[j]
+            codes[j] = np.clip(np.rint(value), 0, grid.levels - 1)
+            errors[j] = wanted[j] - step[j] * (codes[j] - zero[j])
+            window[j - first + 1 :] += factor[j, j + 1 : last, None] * errors[j]
     out = np.empty_like(codes)
     out[order] = codes
     return np.ascontiguousarray(out.T)
@@ -242,4 +247,4 @@ def _refit(
     square += ridge[:, None, None] * np.eye(len(blocks))
     product += ridge[:, None]
     ratio = np.linalg.solve(square, product[..., None])[..., 0]
-    return np.clip(ratio, 0.8, 1.25).astype(np.float32)
+    return np.asarray(np.clip(ratio, 0.8, 1.25), np.float32)

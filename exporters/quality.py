@@ -25,6 +25,7 @@ from edgellm.exporters.kv_gate import kl_sum, log_softmax
 from edgellm.exporters.plan import FileTensor, read_whole
 from edgellm.exporters.source import ModelSource
 from edgellm.exporters.weights import Made, Progress
+from edgellm.exporters.workers import workers
 from edgellm.exporters.workspace import Workspace
 from edgellm.models import ModelDescription
 from edgellm.text import Tokenizer
@@ -141,20 +142,21 @@ def calibrate(
         if progress is not None:
             progress(done, total)
 
-    worker = Calibrator(
-        source,
-        tensors,
-        calibration,
-        workspace,
-        alphas=ALPHAS,
-        feedback=steps.feedback,
-        threads=threads,
-        advance=advance,
-    )
-    hidden = worker.collect()
-    if bits is not None:
-        tensors = _spend(worker, tensors, bits, is_head_free, workspace)
-    worker.quantise({tensor.name: tensor.format for tensor in tensors})
+    with workers(threads) as pool:
+        worker = Calibrator(
+            source,
+            tensors,
+            calibration,
+            workspace,
+            alphas=ALPHAS,
+            feedback=steps.feedback,
+            pool=pool,
+            advance=advance,
+        )
+        hidden = worker.collect()
+        if bits is not None:
+            tensors = _spend(worker, tensors, bits, is_head_free, workspace)
+        worker.quantise({tensor.name: tensor.format for tensor in tensors})
     if worker.description.has_embed_scale:
         tensors = (*tensors, _embed_scale(worker.description.hidden_size))
     tokens = int(calibration.windows.size)
@@ -276,8 +278,7 @@ def _spend(
         free = {
             tensor.name
             for tensor in tensors
-            if tensor.format != TensorFormat.F32
-            and (is_head_free or tensor.section != "globals")
+            if tensor.format != TensorFormat.F32 and (is_head_free or tensor.section != "globals")
         }
         num_weights = sum(tensor.rows * tensor.cols for tensor in tensors)
         fixed = sum(tensor.size for tensor in tensors if tensor.name not in free)

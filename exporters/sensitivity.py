@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -38,6 +40,7 @@ def measure_sensitivities(
     globals_: Tensors,
     layer: Callable[[int], Tensors],
     variants: Callable[[str], Mapping[str, Tensors]],
+    pool: Executor,
     advance: Callable[[], None],
 ) -> dict[str, float]:
     """KL divergence from the float model with one matrix quantised at a time.
@@ -51,6 +54,7 @@ def measure_sensitivities(
         layer: Those of a layer, by its number.
         variants: For a section ("globals", "layers.0" ...) and each of its matrices the canonical
             tensors that replace the float ones.
+        pool: Threads to use.
         advance: Called after every layer.
 
     Returns:
@@ -74,18 +78,19 @@ def measure_sensitivities(
         changed_here = variants(f"layers.{number}")
         before = streams[""]
         model = ReferenceModel(description, own.__getitem__)
-        streams = {name: _step(model, x, number, positions) for name, x in streams.items()}
+        after = pool.map(partial(_step, model, number, positions), streams.values())
+        streams = dict(zip(streams, after, strict=True))
         for name, changed in changed_here.items():
             other = ReferenceModel(description, {**own, **changed}.__getitem__)
-            streams[name] = _step(other, before, number, positions)
+            streams[name] = _step(other, number, positions, before)
         advance()
     model = ReferenceModel(description, globals_.__getitem__)
     expected = model.final(streams.pop(""))
     finals = {name: model.final(x) for name, x in streams.items()}
-    return _divergences(expected, finals, globals_[head_name], heads)
+    return _divergences(expected, finals, globals_[head_name], heads, pool)
 
 
-def _step(model: ReferenceModel, x: Float32Array, number: int, at: Positions) -> Float32Array:
+def _step(model: ReferenceModel, number: int, at: Positions, x: Float32Array) -> Float32Array:
     """One layer on one sequence."""
     cache = ReferenceCache(model.description)
     mixed = model.attend(model.attention_input(x, number), number, at, cache)
@@ -94,7 +99,7 @@ def _step(model: ReferenceModel, x: Float32Array, number: int, at: Positions) ->
 
 
 def _divergences(
-    expected: Float32Array, finals: Tensors, head: Float32Array, heads: Tensors
+    expected: Float32Array, finals: Tensors, head: Float32Array, heads: Tensors, pool: Executor
 ) -> dict[str, float]:
     """Half the variance of each variant's logit changes, mean over the tokens."""
     totals = dict.fromkeys(finals, 0.0)
@@ -103,14 +108,18 @@ def _divergences(
         logits = expected[part] @ head.T
         odds = np.exp(logits - logits.max(axis=1, keepdims=True))
         odds /= odds.sum(axis=1, keepdims=True)
-        for name, hidden in finals.items():
+
+        def variance(name: str, part: slice = part, odds: Float32Array = odds) -> float:
             if name in heads:
-                change = hidden[part] @ heads[name].T - logits
+                change = finals[name][part] @ heads[name].T - expected[part] @ head.T
             else:
-                change = (hidden[part] - expected[part]) @ head.T
+                change = (finals[name][part] - expected[part]) @ head.T
             mean = np.einsum("nv,nv->n", odds, change)
-            square = np.einsum("nv,nv,nv->n", odds, change, change)
-            totals[name] += float((square - mean**2).sum(dtype=np.float64)) / 2
+            square = np.einsum("nv,nv->n", odds, np.square(change))
+            return float((square - mean**2).sum(dtype=np.float64)) / 2
+
+        for name, more in zip(finals, pool.map(variance, finals), strict=True):
+            totals[name] += more
     return {name: total / len(expected) for name, total in totals.items()}
 
 

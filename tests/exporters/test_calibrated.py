@@ -1,0 +1,375 @@
+"""Calibrated quantisation: what each step promises, and that a killed export goes on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from tiny_models import ARCHITECTURES, write_tiny_model
+
+from edgellm.cli import cli
+from edgellm.errors import FormatError
+from edgellm.exporters import quality
+from edgellm.exporters.calibrated import KINDS, Calibrator
+from edgellm.exporters.calibration import Calibration, digest
+from edgellm.exporters.equalize import Alphas
+from edgellm.exporters.error_feedback import Feedback, fit, quantize_grouped
+from edgellm.exporters.export import ExportOptions, export_model, plan_export, run_plan
+from edgellm.exporters.quality import Quality
+from edgellm.exporters.sensitivity import Candidate, spend
+from edgellm.exporters.workers import workers
+from edgellm.exporters.workspace import Workspace
+from edgellm.format import EdgeFile
+from edgellm.format.layout import dequantize, integers, unpack_grouped
+from edgellm.models import canonical_shapes, fuse, fused_parts
+from edgellm.models._reference import ReferenceModel
+from edgellm.types import Float32Array, TensorFormat
+
+GROUPED = (TensorFormat.E4, TensorFormat.E5)
+SMALL: dict[str, Any] = {"num_hidden_layers": 2, "intermediate_size": 72}
+TEXT = "Rain fell on the old town all night, and the river rose by a hand's breadth.\n" * 200
+
+
+@pytest.fixture
+def pool() -> Iterator[Executor]:
+    with workers(2) as pool:
+        yield pool
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "calibration.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick = Quality(windows=3, feedback=Feedback())
+    monkeypatch.setitem(quality.QUALITIES, "balanced", quick)
+
+
+def correlated(rows: int, cols: int) -> tuple[Float32Array, Float32Array]:
+    """Weights, and the second moments of inputs that depend on one another."""
+    random = np.random.default_rng(0)
+    inputs = random.standard_normal((2000, cols)) @ random.standard_normal((cols, cols))
+    inputs *= np.exp(random.standard_normal(cols))
+    weights = random.standard_normal((rows, cols)) / np.sqrt(cols)
+    return weights.astype(np.float32), (inputs.T @ inputs / 2000).astype(np.float32)
+
+
+def loss(
+    data: np.ndarray, kind: TensorFormat, weights: Float32Array, moments: Float32Array
+) -> float:
+    error = (dequantize(data, kind, *weights.shape) - weights).astype(np.float64)
+    return float(((error @ moments) * error).sum())
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+def test_each_step_of_error_feedback_lowers_the_loss(kind: TensorFormat, pool: Executor) -> None:
+    weights, moments = correlated(40, 320)
+    steps = [
+        Feedback(is_spread=False, sweeps=0),
+        Feedback(is_spread=True, sweeps=0, damping=0.01),
+        Feedback(is_spread=True, sweeps=2, damping=0.01),
+    ]
+    losses = [
+        loss(quantize_grouped(kind, weights, moments, step, pool), kind, weights, moments)
+        for step in steps
+    ]
+    assert losses[1] < 0.8 * losses[0]
+    assert losses[2] < 0.99 * losses[1]
+
+
+@pytest.mark.parametrize("kind", GROUPED)
+def test_error_feedback_keeps_within_the_format(kind: TensorFormat, pool: Executor) -> None:
+    weights, moments = correlated(21, 96)
+    data = quantize_grouped(kind, weights, moments, Feedback(), pool)
+    parts = unpack_grouped(data, kind, 21, 96)
+    wide = parts.s[:, :, None].astype(int) * parts.codes.reshape(21, -1, 32) - parts.z[:, :, None]
+    assert np.array_equal(wide.reshape(21, -1), integers(data, kind, 21, 96)[0])
+    assert (parts.d > 0).all()
+
+
+def test_one_column_after_another_makes_good_for_the_errors_before(pool: Executor) -> None:
+    # of two equal columns the second takes the first one's error whole
+    moments = np.full((32, 32), 1.0, np.float32) + np.eye(32, dtype=np.float32) * 1e-3
+    weights = np.full((16, 32), 0.4, np.float32)
+    weights[:, 0], weights[:, 1] = 0.0, 1.5  # the grid: steps of 0.1
+    data = quantize_grouped(
+        TensorFormat.E4, weights + 0.04, moments, Feedback(sweeps=0, damping=1e-6), pool
+    )
+    found = dequantize(data, TensorFormat.E4, 16, 32)
+    plain = dequantize(
+        fit(TensorFormat.E4, weights + 0.04, moments.diagonal(), pool), TensorFormat.E4, 16, 32
+    )
+    wanted = (weights + 0.04).sum(axis=1)
+    assert np.abs(found.sum(axis=1) - wanted).max() < np.abs(plain.sum(axis=1) - wanted).max() / 4
+
+
+def test_bytes_do_not_depend_on_the_number_of_threads() -> None:
+    weights, moments = correlated(600, 64)
+    results = []
+    for threads in (1, 3):
+        with workers(threads) as pool:
+            results.append(quantize_grouped(TensorFormat.E4, weights, moments, Feedback(), pool))
+    assert np.array_equal(*results)
+
+
+def test_moments_without_information_are_damped_until_they_factorise(pool: Executor) -> None:
+    weights, _ = correlated(16, 64)
+    moments = np.zeros((64, 64), np.float32)
+    data = quantize_grouped(TensorFormat.E4, weights, moments, Feedback(), pool)
+    assert np.abs(dequantize(data, TensorFormat.E4, 16, 64) - weights).max() < 0.1
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_equalised_model_is_the_same_function(
+    architecture: str, tmp_path: Path, pool: Executor
+) -> None:
+    plan = plan_export(write_tiny_model(tmp_path / "model", architecture), ExportOptions())
+    ids = np.random.default_rng(1).integers(0, 300, (4, 32)).astype(np.int32)
+    calibration = Calibration(windows=ids[1:], held_out=ids[:1], sha256=digest(ids), origin="test")
+    calibrator = Calibrator(
+        plan.source,
+        plan.tensors,
+        calibration,
+        Workspace(tmp_path / "out.edge", {}),
+        alphas=Alphas(qkv=0.7, o=0.6, gate_up=0.8, down=0.5, head=0.9),
+        feedback=Feedback(),
+        pool=pool,
+        advance=lambda: None,
+    )
+    hidden = calibrator.collect()
+    tensors, factor = calibrator._equalised_globals()
+    if calibrator.description.has_embed_scale:
+        tensors["embed_scale"] = 1 / factor
+    for number in range(plan.source.description.num_layers):
+        tensors |= calibrator._equalised(f"layers.{number}")
+    assert set(tensors) == set(canonical_shapes(calibrator.description))
+    plain = ReferenceModel(plan.source.description, calibrator._whole)
+    found = ReferenceModel(calibrator.description, tensors.__getitem__).forward(ids[0])
+    assert np.allclose(plain.forward(ids[0]), found, atol=2e-4, rtol=1e-3)
+    assert np.allclose(hidden, plain.hidden(ids[0]), atol=1e-5)
+    assert np.ptp(factor) > 0.01
+
+
+def test_sensitivities_rank_as_the_logits_do(
+    tmp_path: Path, pool: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_export(write_tiny_model(tmp_path / "model", "qwen2", **SMALL), ExportOptions())
+    description = plan.source.description
+    ids = np.random.default_rng(1).integers(0, 300, (2, 64)).astype(np.int32)
+    calibrator = Calibrator(
+        plan.source,
+        plan.tensors,
+        Calibration(windows=ids[1:], held_out=ids[:1], sha256="", origin="test"),
+        Workspace(tmp_path / "out.edge", {}),
+        alphas=Alphas(),
+        feedback=Feedback(),
+        pool=pool,
+        advance=lambda: None,
+    )
+    calibrator.collect()
+    seen: list[Candidate] = []
+    monkeypatch.setattr(
+        "edgellm.exporters.calibrated.spend", lambda items, budget: seen.extend(items) or {}
+    )
+    calibrator.choose(0, is_head_free=True)
+    names = [item.name for item in seen]
+    assert names == ["embed", "head", *(f"layers.{i}.{kind}" for i in range(2) for kind in KINDS)]
+    expected = ReferenceModel(description, calibrator._whole).forward(ids[1])
+    for item in seen:
+        parts, _ = calibrator._trial(item.name, _Tensors(calibrator))
+        changed = ReferenceModel(
+            description, lambda name, parts=parts: parts.get(name, calibrator._whole(name))
+        ).forward(ids[1])
+        exact = quality.kl_sum(expected, changed) / len(ids[1])
+        assert item.losses[TensorFormat.E4] == pytest.approx(exact, rel=0.35)
+        assert item.losses[TensorFormat.E5] < 0.4 * item.losses[TensorFormat.E4]
+        assert item.losses[TensorFormat.E8] < 0.02 * item.losses[TensorFormat.E4]
+
+
+class _Tensors(dict[str, Any]):
+    """Canonical tensors of a calibrator's model, read when asked for."""
+
+    def __init__(self, calibrator: Calibrator) -> None:
+        super().__init__()
+        self._calibrator = calibrator
+
+    def __missing__(self, name: str) -> Float32Array:
+        return self._calibrator._whole(name)
+
+
+def test_bytes_are_spent_where_they_save_most() -> None:
+    sizes = {TensorFormat.E4: 45, TensorFormat.E5: 55, TensorFormat.E8: 81}
+    losses = {TensorFormat.E4: 1.0, TensorFormat.E5: 0.25, TensorFormat.E8: 0.0}
+    items = [
+        Candidate(name=name, sizes=sizes, losses={k: v * weight for k, v in losses.items()})
+        for name, weight in (("a", 1.0), ("b", 10.0), ("c", 0.1))
+    ]
+    assert set(spend(items, 0).values()) == {TensorFormat.E4}
+    assert spend(items, 145)["b"] == TensorFormat.E5
+    chosen = spend(items, 182)
+    assert [chosen[name].name for name in "abc"] == ["E4", "E8", "E4"] or [
+        chosen[name].name for name in "abc"
+    ] == ["E5", "E8", "E4"]
+    assert sum(sizes[kind] for kind in chosen.values()) <= 182
+    assert set(spend(items, 1000).values()) == {TensorFormat.E8}
+
+
+def test_a_workspace_keeps_its_work_only_for_the_same_task(tmp_path: Path) -> None:
+    output = tmp_path / "model.edge"
+    first = Workspace(output, {"bits": 5.0})
+    assert first.load("layer") is None
+    first.save("layer", data=np.arange(5))
+    again = Workspace(output, {"bits": 5.0})
+    found = again.load("layer")
+    assert found is not None
+    assert np.array_equal(found["data"], np.arange(5))
+    assert Workspace(output, {"bits": 6.0}).load("layer") is None
+    again.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("is_quick")
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
+def test_a_calibrated_export(architecture: str, tmp_path: Path, text: Path) -> None:
+    source = write_tiny_model(tmp_path / "model", architecture, **SMALL)
+    made = []
+    for threads in (1, 2):
+        output = tmp_path / f"{threads}.edge"
+        options = ExportOptions(
+            quality="balanced", calibration=text, bits=5.4, head="e4", threads=threads
+        )
+        export_model(source, output, options)
+        made.append(output.read_bytes())
+    assert made[0] == made[1]
+    assert not list(tmp_path.glob(".*.partial"))
+    with EdgeFile.open(output) as file:
+        card = file.meta["quantization"]
+        formats = {name: entry.format for name, entry in file.tensors.items()}
+        weights = sum(entry.rows * entry.cols for entry in file.tensors.values())
+        size = sum(entry.size for entry in file.tensors.values())
+    assert card["quality"] == "balanced"
+    assert card["calibration"]["origin"] == "calibration.txt"
+    assert len(card["calibration"]["sha256"]) == 64
+    assert 0 < card["measured"]["kl"] < 0.1
+    assert card["measured"]["perplexity"] > 1
+    assert formats["embed"] == TensorFormat.E4
+    assert {TensorFormat.E4, TensorFormat.E5} & {formats[f"layers.0.{kind}"] for kind in KINDS}
+    assert 8 * size / weights <= 5.4
+
+
+@pytest.mark.usefixtures("is_quick")
+def test_calibration_pays(tmp_path: Path, text: Path) -> None:
+    source = write_tiny_model(tmp_path / "model", "llama", **SMALL)
+    plan = plan_export(source, ExportOptions())
+    divergences = []
+    plain = Feedback(is_spread=False, sweeps=0)
+    for feedback in (plain, Feedback(sweeps=3, damping=0.05)):
+        quick = Quality(windows=8, feedback=feedback)
+        quality.QUALITIES["balanced"] = quick
+        output = tmp_path / "out.edge"
+        run_plan(plan, output, ExportOptions(quality="balanced", calibration=text))
+        with EdgeFile.open(output) as file:
+            divergences.append(file.meta["quantization"]["measured"]["kl"])
+    assert divergences[1] < divergences[0]
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from edgellm.exporters import quality
+from edgellm.exporters.error_feedback import Feedback
+from edgellm.exporters.export import ExportOptions, export_model
+quality.QUALITIES["balanced"] = quality.Quality(windows=3, feedback=Feedback())
+source, output, text = map(Path, sys.argv[1:])
+export_model(source, output, ExportOptions(quality="balanced", calibration=text, bits=5.4))
+"""
+
+
+def test_a_killed_export_goes_on_where_it_was(tmp_path: Path, text: Path) -> None:
+    source = write_tiny_model(tmp_path / "model", "llama", num_hidden_layers=8)
+    whole, output = tmp_path / "whole.edge", tmp_path / "killed.edge"
+    command = [sys.executable, "-c", CHILD, str(source)]
+    subprocess.run([*command, str(whole), str(text)], check=True)
+    output.write_bytes(b"what was there before")
+    marker = tmp_path / ".killed.edge.partial/layers.1.npz"
+    with subprocess.Popen([*command, str(output), str(text)]) as child:
+        deadline = time.monotonic() + 120
+        while not marker.exists() and child.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        child.send_signal(signal.SIGKILL)
+    assert child.returncode == -signal.SIGKILL, "it ended before it could be killed"
+    assert output.read_bytes() == b"what was there before"
+    before = marker.stat().st_mtime_ns
+    kept = {file.name for file in marker.parent.glob("*.npz")}
+    assert {"windows.npz", "float.npz", "formats.npz", "globals.npz"} <= kept
+    watch = subprocess.Popen([*command, str(output), str(text)])
+    stamps = set()
+    while watch.poll() is None:
+        if marker.exists():
+            stamps.add(marker.stat().st_mtime_ns)
+        time.sleep(0.002)
+    assert watch.returncode == 0
+    assert stamps == {before}
+    assert output.read_bytes() == whole.read_bytes()
+    assert not marker.parent.exists()
+
+
+@pytest.mark.usefixtures("is_quick")
+def test_what_a_calibration_text_must_be(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "model", "llama", **SMALL)
+    path = tmp_path / "text.txt"
+    options = ExportOptions(quality="balanced", calibration=path)
+    for content, problem in (
+        (None, "no such file"),
+        (b"", "is empty"),
+        (b"abc\xff", "is not UTF-8: byte 3"),
+        (b"too short", "has 0 windows of 512 tokens; it needs 4 or more"),
+    ):
+        if content is not None:
+            path.write_bytes(content)
+        result = CliRunner().invoke(
+            cli, ["export", str(source), "-o", str(tmp_path / "x.edge"), "--calibration", str(path)]
+        )
+        assert result.exit_code == 1, problem
+        assert problem in result.output
+        assert "Traceback" not in result.output
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["model", "text.txt"]
+    path.write_bytes(b"too short")
+    with pytest.raises(FormatError, match="4 or more"):
+        export_model(source, tmp_path / "x.edge", options)
+
+
+def test_usage_of_quality(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "model", "llama", **SMALL)
+    for extra in (["--bits", "5"], ["--calibration", "x"]):
+        result = CliRunner().invoke(cli, ["export", str(source), "--quality", "fast", *extra])
+        assert result.exit_code == 2
+        assert "go with --quality balanced or best" in result.output
+    with pytest.raises(ValueError, match=r"not within 4.5..8.2"):
+        replace(ExportOptions(quality="best"), bits=3.0)
+
+
+def test_fused_names_are_those_of_the_kinds(tmp_path: Path) -> None:
+    plan = plan_export(write_tiny_model(tmp_path / "m", "gemma3", **SMALL), ExportOptions())
+    parts = fused_parts(plan.source.description)
+    matrices = {t.name for t in plan.tensors if t.format != TensorFormat.F32}
+    expected = {"embed", *(f"layers.{i}.{kind}" for i in range(2) for kind in KINDS)}
+    assert matrices == expected
+    assert all(
+        fuse(name, [np.zeros((16, 4), np.float32)] * len(parts[name])).ndim == 2
+        for name in expected
+    )
