@@ -332,7 +332,7 @@ static bool is_product_of(elm_op op, elm_format format) {
 
 static void check_row_on_problem(const elm_kernel_row* row, const problem* p) {
   const elm_gemm_q8_e4_fn function = (elm_gemm_q8_e4_fn)row->function;
-  const size_t most = is_gemv(row->op) ? ELM_GEMV_MAX_ROWS : MAX_ROWS;
+  const size_t most = is_gemv(row->op) ? elm_gemv_rows(row->isa) : MAX_ROWS;
   const bool is_slow = is_quick || p->num_cols > 600 || row->isa == ELM_ISA_REF;
   for (size_t num_rows = 1; num_rows <= most; ++num_rows) {
     if (num_rows <= (is_slow ? 13 : FEW_ROWS) || num_rows == MAX_ROWS) {

@@ -134,8 +134,8 @@ typedef struct elm_session_options {
   int32_t context_length; /* tokens the KV cache holds; 0: the model's max_context */
   int32_t chunk_length;   /* most tokens computed in one pass; 0: chosen. Never changes a result */
   int32_t kv_format;      /* elm_kv_format */
-  /* Threads of the model's pool that take part in passes of up to 4 tokens (decode) and of more
-   * (prefill); 0: all. Never changes a result. */
+  /* Threads of the model's pool that take part in passes of up to 4 tokens, 8 with AVX-512, and in
+   * longer ones; 0: all. Never changes a result. */
   int32_t decode_threads;
   int32_t prefill_threads;
 } elm_session_options;

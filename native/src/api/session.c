@@ -40,7 +40,7 @@ static void place(const elm_model* model, elm_session* s, elm_arena* arena) {
       s->decode_threads > s->prefill_threads ? s->decode_threads : s->prefill_threads;
   const size_t num_threads = (size_t)most;
   const size_t chunk = s->chunk_length, ropes = (size_t)arch->num_ropes;
-  const size_t half = (size_t)arch->head_dim / 2;
+  const size_t half = (size_t)arch->head_dim / 2, rows = model->kernels.gemv_rows;
   const elm_sizes* sizes = &s->sizes;
 
   s->threads = elm_arena_take(arena, num_threads, sizeof(elm_private));
@@ -54,7 +54,7 @@ static void place(const elm_model* model, elm_session* s, elm_arena* arena) {
   s->attended = elm_arena_take(arena, chunk * sizes->attended, sizeof(float));
   s->ffn = elm_arena_take(arena, chunk * sizes->ffn, sizeof(float));
   s->last = elm_arena_take(arena, sizes->hidden, sizeof(float));
-  s->logits = elm_arena_take(arena, ELM_HEAD_ROWS * sizes->vocab, sizeof(float));
+  s->logits = elm_arena_take(arena, rows * sizes->vocab, sizeof(float));
   s->cosine = elm_arena_take(arena, ropes * chunk * half, sizeof(float));
   s->sine = elm_arena_take(arena, ropes * chunk * half, sizeof(float));
   take_q8(arena, &s->q_hidden, chunk, sizes->hidden);
@@ -63,12 +63,12 @@ static void place(const elm_model* model, elm_session* s, elm_arena* arena) {
   for (size_t t = 0; t < num_threads; ++t) {
     elm_private counted; /* while counting there is no memory to write to */
     elm_private* own = arena->base == NULL ? &counted : &s->threads[t];
-    own->x = elm_arena_take(arena, ELM_GEMV_MAX_ROWS * sizes->hidden, sizeof(float));
+    own->x = elm_arena_take(arena, rows * sizes->hidden, sizeof(float));
     own->norm = elm_arena_take(arena, sizes->hidden, sizeof(float));
     own->strip = elm_arena_take(arena, chunk * ELM_STRIP_COLS, sizeof(float));
-    take_q8(arena, &own->hidden, ELM_GEMV_MAX_ROWS, sizes->hidden);
-    take_q8(arena, &own->attended, ELM_GEMV_MAX_ROWS, sizes->attended);
-    take_q8(arena, &own->ffn, ELM_GEMV_MAX_ROWS, sizes->ffn);
+    take_q8(arena, &own->hidden, rows, sizes->hidden);
+    take_q8(arena, &own->attended, rows, sizes->attended);
+    take_q8(arena, &own->ffn, rows, sizes->ffn);
   }
   if (shares_attention(model, s->decode_threads)) {
     const size_t part = elm_attention_part_floats((size_t)arch->head_dim);

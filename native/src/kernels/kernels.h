@@ -15,7 +15,9 @@
 
 enum { ELM_PANEL_ROWS = 16, ELM_SUPERBLOCK = 256, ELM_GROUP = 32, ELM_KV_BLOCK = 32 };
 /* Most activation rows of a gemv; a gemm takes any number. */
-enum { ELM_GEMV_MAX_ROWS = 4 };
+enum { ELM_GEMV_MAX_ROWS = 8 };
+/* Those that the gemv rows of an instruction set take: as many as its registers hold sums for. */
+static inline size_t elm_gemv_rows(elm_isa isa) { return isa == ELM_ISA_AVX512VNNI ? 8 : 4; }
 /* How far ahead of its reading a gemv asks for weights: past the next page, so that its address is
  * looked up early. 8 KiB beat 2 KiB by 15 % on a virtual Zen 4 with 4 KiB pages. */
 enum { ELM_PREFETCH_BYTES = 8192 };
@@ -46,7 +48,7 @@ typedef struct elm_matmul_args {
   size_t first_panel;
   size_t last_panel;
   const elm_q8* x;
-  size_t num_rows; /* of x: 1..4 for gemv */
+  size_t num_rows; /* of x: 1..elm_gemv_rows for gemv */
   float* out;      /* (num_rows, out_stride); column = weight row, whole panels are written */
   size_t out_stride;
 } elm_matmul_args;
@@ -168,7 +170,8 @@ typedef struct elm_kernels {
   ELM_OPS(ELM_OP_MEMBER)
 #undef ELM_OP_MEMBER
   const char* names[ELM_NUM_OPS];
-  elm_isa isa; /* the best set among the chosen rows */
+  elm_isa isa;      /* the best set among the chosen rows */
+  size_t gemv_rows; /* elm_gemv_rows of the chosen gemv rows, which are of one set */
 } elm_kernels;
 
 /* Chooses the fastest row of each op among the instruction sets of `isas` (bits 1 << elm_isa). */

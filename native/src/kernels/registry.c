@@ -38,6 +38,7 @@ void elm_kernels_choose(uint32_t isas, elm_kernels* out) {
   }
   ELM_OPS(ELM_OP_CHOOSE)
 #undef ELM_OP_CHOOSE
+  out->gemv_rows = elm_gemv_rows(choose(ELM_OP_gemv_q8_e4, isas | 1u)->isa);
 }
 
 size_t elm_kernel_count(void) { return NUM_ROWS; }

@@ -1,9 +1,10 @@
 /* The forward pass. All threads walk the plan together; a barrier follows each step whose result
  * another thread reads.
  *
- * A small pass (up to 4 rows: decode) is bound by reading weights, so norms and quantisation are
- * done by every thread on its own copy, which saves four barriers a layer. A large pass (prefill)
- * splits the rows instead. Both give the same bits: what a row's numbers are depends on neither. */
+ * A small pass (decode: as many rows as a gemv takes) is bound by reading weights, so norms and
+ * quantisation are done by every thread on its own copy, which saves four barriers a layer. A large
+ * pass (prefill) splits the rows instead. Both give the same bits: what a row's numbers are depends
+ * on neither. */
 #include <math.h>
 #include <string.h>
 
@@ -234,7 +235,7 @@ static void final(forward* f, const elm_step* step, int32_t thread) {
   barrier(f, thread);
 }
 
-/* Logits of `count` (at most 4) hidden states into session->logits. */
+/* Logits of `count` (at most gemv_rows) hidden states into session->logits. */
 static void head(forward* f, const elm_step* step, int32_t thread, const float* x, size_t count) {
   elm_session* s = f->session;
   const elm_arch* arch = f->model->arch;
@@ -277,9 +278,10 @@ static void run_head(void* context, int32_t thread) {
 static void all_logits(forward* f, const elm_step* step, int32_t thread) {
   elm_session* s = f->session;
   const size_t vocab = (size_t)f->model->arch->vocab_size;
-  for (size_t done = 0; done < f->num_logits; done += ELM_HEAD_ROWS) {
+  const size_t most = f->model->kernels.gemv_rows;
+  for (size_t done = 0; done < f->num_logits; done += most) {
     const size_t left = f->num_logits - done;
-    const size_t count = left < ELM_HEAD_ROWS ? left : ELM_HEAD_ROWS;
+    const size_t count = left < most ? left : most;
     const size_t row = f->num_rows - left;
     head(f, step, thread, s->x + row * s->sizes.hidden, count);
     if (thread == 0) {
@@ -343,7 +345,7 @@ elm_status elm_forward(elm_session* session, size_t count, float* logits, size_t
                        bool wants_newest, elm_error* error) {
   const elm_model* model = session->model;
   const size_t half = (size_t)model->arch->head_dim / 2;
-  const bool is_small = count <= ELM_GEMV_MAX_ROWS;
+  const bool is_small = count <= model->kernels.gemv_rows;
   forward f = {
       .session = session,
       .model = model,

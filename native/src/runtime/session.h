@@ -8,9 +8,6 @@
 #include "runtime/kv_cache.h"
 #include "runtime/model.h"
 
-/* Rows of logits computed at a time. */
-enum { ELM_HEAD_ROWS = ELM_GEMV_MAX_ROWS };
-
 /* Padded sizes of a model's vectors, in floats. */
 typedef struct elm_sizes {
   size_t hidden;   /* hidden_size up to a multiple of 32 */
@@ -23,7 +20,7 @@ typedef struct elm_sizes {
 /* What a thread needs to compute a small pass without waiting for others: its own copy of the
  * residual stream and of the quantised activations. Every thread computes the same numbers. */
 typedef struct elm_private {
-  float* x;    /* (4, hidden) */
+  float* x;    /* (gemv_rows, hidden) */
   float* norm; /* (hidden) scratch row, used in large passes as well */
   elm_q8 hidden;
   elm_q8 attended;
@@ -62,7 +59,7 @@ struct elm_session {
   float* attended; /* (chunk, attended) */
   float* ffn;      /* (chunk, ffn) */
   float* last;     /* (hidden) hidden state of the newest computed token */
-  float* logits;   /* (ELM_HEAD_ROWS, vocab) */
+  float* logits;   /* (gemv_rows, vocab) */
   float* cosine;   /* (num_ropes, chunk, head_dim / 2) */
   float* sine;
   elm_q8 q_hidden; /* (chunk, hidden) */

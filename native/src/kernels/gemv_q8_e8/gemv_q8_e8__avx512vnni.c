@@ -60,7 +60,11 @@ void elm_gemv_q8_e8__avx512vnni(const elm_matmul_args* args) {
       case 1: panel_times(args, panel, 1); break;
       case 2: panel_times(args, panel, 2); break;
       case 3: panel_times(args, panel, 3); break;
-      default: panel_times(args, panel, 4); break;
+      case 4: panel_times(args, panel, 4); break;
+      case 5: panel_times(args, panel, 5); break;
+      case 6: panel_times(args, panel, 6); break;
+      case 7: panel_times(args, panel, 7); break;
+      default: panel_times(args, panel, 8); break;
     }
   }
 }

@@ -75,13 +75,65 @@ static inline __attribute__((always_inline)) void panel_times(const elm_matmul_a
   }
 }
 
+/* The same for many rows: weights + 128 are made in registers, once for all of them. */
+static inline __attribute__((always_inline)) void panel_times_many(const elm_matmul_args* args,
+                                                                   size_t panel, size_t count) {
+  const elm_q8* x = args->x;
+  const uint8_t* tile = args->weights + panel * args->panel_bytes;
+  __m512 acc[ELM_GEMV_MAX_ROWS];
+  for (size_t m = 0; m < count; ++m) {
+    acc[m] = _mm512_setzero_ps();
+  }
+  for (size_t s = 0; s < x->num_superblocks; ++s) {
+    const size_t cols = elm_superblock_cols(x->num_cols, s);
+    const uint8_t* scales = tile + elm_code_bytes(ELM_FORMAT, cols);
+    const int8_t* q = x->q + s * ELM_SUPERBLOCK;
+    __m512i sum[ELM_GEMV_MAX_ROWS];
+    for (size_t m = 0; m < count; ++m) {
+      sum[m] = _mm512_set1_epi32(-128 * x->bsum[m * x->num_superblocks + s]);
+    }
+    for (size_t g = 0; g < cols / ELM_GROUP; ++g) {
+      const group_scales group = load_group(scales, g, -128);
+      const uint8_t* codes = tile + g * elm_group_bytes(ELM_FORMAT);
+      __m512i fifth = load_fifth(ELM_FORMAT, codes);
+      for (size_t ahead = 0; ahead < elm_group_bytes(ELM_FORMAT); ahead += ELM_LINE) {
+        _mm_prefetch((const char*)(codes + ELM_PREFETCH_BYTES + ahead), _MM_HINT_T0);
+      }
+      for (size_t l = 0; l < 4; ++l) {
+        __m512i low, high;
+        unpack_line(ELM_FORMAT, codes + l * ELM_LINE, &fifth, &low, &high);
+        low = weights_of_codes(low, group);
+        high = weights_of_codes(high, group);
+        for (size_t m = 0; m < count; ++m) {
+          const int8_t* a = q + m * x->stride + g * ELM_GROUP + 8 * l;
+          sum[m] = _mm512_dpbusd_epi32(sum[m], low, broadcast4(a));
+          sum[m] = _mm512_dpbusd_epi32(sum[m], high, broadcast4(a + 4));
+        }
+      }
+    }
+    const __m512 d = _mm512_load_ps((const float*)(const void*)(scales + 3 * ELM_LINE));
+    for (size_t m = 0; m < count; ++m) {
+      const __m512 scale = _mm512_mul_ps(d, _mm512_set1_ps(x->d[m * x->num_superblocks + s]));
+      acc[m] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[m]), scale, acc[m]);
+    }
+    tile = scales + 4 * ELM_LINE;
+  }
+  for (size_t m = 0; m < count; ++m) {
+    _mm512_storeu_ps(args->out + m * args->out_stride + panel * ELM_PANEL_ROWS, acc[m]);
+  }
+}
+
 static void matmul(const elm_matmul_args* args) {
   for (size_t panel = args->first_panel; panel < args->last_panel; ++panel) {
     switch (args->num_rows) {
       case 1: panel_times(args, panel, 1); break;
       case 2: panel_times(args, panel, 2); break;
       case 3: panel_times(args, panel, 3); break;
-      default: panel_times(args, panel, 4); break;
+      case 4: panel_times(args, panel, 4); break;
+      case 5: panel_times_many(args, panel, 5); break;
+      case 6: panel_times_many(args, panel, 6); break;
+      case 7: panel_times_many(args, panel, 7); break;
+      default: panel_times_many(args, panel, 8); break;
     }
   }
 }
