@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import perf_counter
@@ -21,9 +22,13 @@ __all__ = ["candidates", "choose", "default_folder", "tune_threads"]
 
 KINDS = ("decode", "prefill")
 _BUDGET_S = 0.8
+_SHARE_S = _BUDGET_S / len(KINDS)
 _MAX_ROUNDS = 10
 _MIN_GAIN = 0.05  # below it a smaller count may be faster by chance only
+_MAX_SWITCHES_PER_S = 100
+_FEW_SWITCHES = 5
 _PROMPT = 32  # tokens of a prefill pass
+_PREFILL_GAIN = 4  # times the speed of decode, guessed before it is measured
 
 Measure = Callable[[str, int], float]
 """Seconds of one pass, given "decode" or "prefill" and the number of threads."""
@@ -47,36 +52,53 @@ def candidates(num_threads: int, num_cores: int) -> list[int]:
     return sorted(counts - {0}, reverse=True)
 
 
-def choose(counts: list[int], measure: Measure) -> dict[str, int] | None:
-    """The fastest count for each kind of pass; a smaller one must be clearly faster.
-
-    The counts take turns, and the best time of each decides: what disturbs one disturbs them all.
+def choose(
+    counts: list[int], measure: Measure, is_disturbed: Callable[[], bool]
+) -> dict[str, int] | None:
+    """The fastest count for each kind of pass; what is too slow to compare keeps the largest.
 
     Args:
         counts: the largest first.
-        measure: called for at most _BUDGET_S in all, by its own figures.
+        measure: called for about _BUDGET_S in all, by its own figures.
+        is_disturbed: whether other programs have used the processors meanwhile.
 
     Returns:
-        By kind; None if the passes are too slow to be compared in that time.
+        By kind; None if what was measured is not worth keeping: after a disturbance, or if the
+        first pass alone was too slow, since its weights may have come from a disk.
     """
-    chosen = {}
-    for kind in KINDS:
-        best = dict.fromkeys(counts, math.inf)
-        spent = measure(kind, counts[0])  # not counted: nothing is in a cache yet
-        round_s = sum(spent * counts[0] / count for count in counts)
-        rounds = 0
-        while rounds < _MAX_ROUNDS and spent + round_s <= _BUDGET_S / len(KINDS):
-            times = {count: measure(kind, count) for count in counts}
-            best = {count: min(best[count], times[count]) for count in counts}
-            round_s = sum(times.values())
-            spent += round_s
-            rounds += 1
-        if rounds < 2:
-            return None
-        fastest = min(counts, key=best.__getitem__)
-        is_clear = best[fastest] < best[counts[0]] * (1 - _MIN_GAIN)
-        chosen[kind] = fastest if is_clear else counts[0]
-    return chosen
+    first_s = measure("decode", counts[0])
+    if first_s > _SHARE_S or is_disturbed():
+        return None
+    decode, decode_s = _fastest(counts, "decode", measure, pass_s=first_s, spent=first_s)
+    if is_disturbed():
+        return None
+    guess_s = decode_s * _PROMPT / _PREFILL_GAIN
+    prefill, _ = _fastest(counts, "prefill", measure, pass_s=guess_s, spent=0.0)
+    return None if is_disturbed() else {"decode": decode, "prefill": prefill}
+
+
+def _fastest(
+    counts: list[int], kind: str, measure: Measure, *, pass_s: float, spent: float
+) -> tuple[int, float]:
+    """The fastest count and its seconds, of at least two rounds in _SHARE_S.
+
+    The counts take turns, and the best time of each decides: what disturbs one disturbs them all.
+    """
+    best = dict.fromkeys(counts, math.inf)
+    round_s = sum(pass_s * counts[0] / count for count in counts)
+    rounds = 0
+    while rounds < _MAX_ROUNDS and spent + round_s <= _SHARE_S:
+        times = {count: measure(kind, count) for count in counts}
+        best = {count: min(best[count], times[count]) for count in counts}
+        round_s = sum(times.values())
+        spent += round_s
+        rounds += 1
+    if rounds < 2:
+        return counts[0], pass_s
+    fastest = min(counts, key=best.__getitem__)
+    if best[fastest] > best[counts[0]] * (1 - _MIN_GAIN):
+        fastest = counts[0]
+    return fastest, best[fastest]
 
 
 def tune_threads(native: NativeModel, folder: Path) -> None:
@@ -85,7 +107,7 @@ def tune_threads(native: NativeModel, folder: Path) -> None:
     Args:
         native: a model whose pool has as many threads as this process may use.
         folder: where measurements of this machine are kept. What cannot be read there is measured
-            again, and what cannot be written is not kept.
+            again, and what cannot be written is not kept; nor what a busy machine gave.
     """
     report = devices.probe("cpu")
     counts = candidates(native.info.num_threads, report.num_cores)
@@ -96,12 +118,30 @@ def tune_threads(native: NativeModel, folder: Path) -> None:
     chosen = _load(path, counts)
     if chosen is None:
         with _passes(native, counts) as measure:
-            chosen = choose(counts, measure)
+            chosen = choose(counts, measure, _disturbance())
         if chosen is None:
             return
         with contextlib.suppress(OSError):
             write_record(path, chosen)
     native.use_threads(**chosen)
+
+
+def _disturbance() -> Callable[[], bool]:
+    """A question: were threads of this process often sent away from a processor since this call?
+
+    Threads beside busy programs are, hundreds of times a second; with a processor each, hardly.
+    """
+
+    def switches() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+    first, started = switches(), perf_counter()
+
+    def is_disturbed() -> bool:
+        limit = _MAX_SWITCHES_PER_S * (perf_counter() - started)
+        return switches() - first > max(limit, _FEW_SWITCHES)
+
+    return is_disturbed
 
 
 def _load(path: Path, counts: list[int]) -> dict[str, int] | None:

@@ -239,7 +239,7 @@ def test_counts_of_threads_are_measured_once_and_printed(
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(tuning, "candidates", lambda threads, cores: [threads, 1])
-    monkeypatch.setattr(tuning, "choose", lambda counts, measure: {"decode": 1, "prefill": 1})
+    monkeypatch.setattr(tuning, "choose", lambda *_: {"decode": 1, "prefill": 1})
     assert run("show", path, "--plan").out.startswith("threads: 1 decode, 1 prefill\n")
     (record,) = (tmp_path / "edgellm").iterdir()
     monkeypatch.delattr(tuning, "choose")  # the record is used

@@ -39,7 +39,11 @@ def timings(
     return measure
 
 
-def no_measure(counts: list[int], measure: tuning.Measure) -> dict[str, int]:
+def quiet() -> bool:
+    return False
+
+
+def no_measure(*_: object) -> dict[str, int]:
     raise AssertionError("measured again")
 
 
@@ -56,7 +60,7 @@ def test_decode_and_prefill_are_chosen_apart_and_only_clear_gains_count() -> Non
         "decode": {4: 0.010, 3: 0.008, 2: 0.007},
         "prefill": {4: 0.0100, 3: 0.0097, 2: 0.015},
     }
-    assert tuning.choose([4, 3, 2], timings(seconds)) == {"decode": 2, "prefill": 4}
+    assert tuning.choose([4, 3, 2], timings(seconds), quiet) == {"decode": 2, "prefill": 4}
 
 
 def test_the_best_of_several_turns_decides() -> None:
@@ -65,21 +69,43 @@ def test_the_best_of_several_turns_decides() -> None:
     def measure(kind: str, count: int) -> float:
         return next(decode) if kind == "decode" else 0.010
 
-    assert tuning.choose([2, 1], measure) == {"decode": 2, "prefill": 2}
+    assert tuning.choose([2, 1], measure, quiet) == {"decode": 2, "prefill": 2}
 
 
 def test_it_takes_less_than_a_second_or_is_left() -> None:
     for slow in (1e-4, 0.01, 0.05, 0.1, 0.3, 5.0):
         calls: list[tuple[str, int]] = []
         seconds = {kind: {4: slow, 3: slow, 2: slow} for kind in tuning.KINDS}
-        chosen = tuning.choose([4, 3, 2], timings(seconds, calls))
-        assert len(calls) * slow <= 0.8 or (len(calls), chosen) == (1, None)
+        chosen = tuning.choose([4, 3, 2], timings(seconds, calls), quiet)
+        assert len(calls) * slow <= 0.8 or len(calls) == 1
+        assert chosen == (None if slow == 5.0 else {"decode": 4, "prefill": 4})
+
+
+def test_slow_prefill_does_not_hold_up_what_decode_gains() -> None:
+    calls: list[tuple[str, int]] = []
+    seconds = {"decode": {4: 0.030, 3: 0.025, 2: 0.020}, "prefill": {4: 1.0, 3: 2.0, 2: 3.0}}
+    assert tuning.choose([4, 3, 2], timings(seconds, calls), quiet) == {"decode": 2, "prefill": 4}
+    assert {kind for kind, _ in calls} == {"decode"}
+
+
+def test_what_a_busy_machine_gave_is_not_kept(
+    native: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {kind: {4: 0.010, 3: 0.001, 2: 0.001} for kind in tuning.KINDS}
+    for number_of_quiet in range(3):
+        answers = iter([False] * number_of_quiet + [True])
+        assert tuning.choose([4, 3, 2], timings(seconds), answers.__next__) is None
+    monkeypatch.setattr(tuning, "candidates", lambda threads, cores: [4, 3, 2])
+    monkeypatch.setattr(tuning, "_disturbance", lambda: lambda: True)
+    tuning.tune_threads(native, tmp_path)
+    assert native.threads == (NUM_THREADS, NUM_THREADS)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_was_measured_is_used_again(
     native: NativeModel, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "choose", lambda counts, measure: {"decode": 2, "prefill": 3})
+    monkeypatch.setattr(tuning, "choose", lambda *_: {"decode": 2, "prefill": 3})
     tuning.tune_threads(native, tmp_path)
     assert native.threads == (2, 3)
     info = native.create_session(32).info()
@@ -105,12 +131,12 @@ def test_what_was_measured_is_used_again(
 def test_a_broken_record_is_measured_anew(
     content: str, native: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "choose", lambda counts, measure: {"decode": 3, "prefill": 3})
+    monkeypatch.setattr(tuning, "choose", lambda *_: {"decode": 3, "prefill": 3})
     tuning.tune_threads(native, tmp_path)
     (record,) = tmp_path.iterdir()
     record.write_bytes(content.encode(errors="surrogateescape"))
     native.use_threads(0, 0)
-    monkeypatch.setattr(tuning, "choose", lambda counts, measure: {"decode": 2, "prefill": 4})
+    monkeypatch.setattr(tuning, "choose", lambda *_: {"decode": 2, "prefill": 4})
     tuning.tune_threads(native, tmp_path)
     assert native.threads == (2, 4)
     assert json.loads(record.read_text()) == {"decode": 2, "prefill": 4}
@@ -119,7 +145,7 @@ def test_a_broken_record_is_measured_anew(
 def test_a_folder_that_cannot_be_written_does_no_harm(
     native: NativeModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tuning, "choose", lambda counts, measure: {"decode": 2, "prefill": 2})
+    monkeypatch.setattr(tuning, "choose", lambda *_: {"decode": 2, "prefill": 2})
     (tmp_path / "file").write_text("")
     tuning.tune_threads(native, tmp_path / "file")
     assert native.threads == (2, 2)
