@@ -22,6 +22,7 @@ from edgellm.exporters.onnx_walk import Attention
 from edgellm.exporters.onnx_weights import Dense
 from edgellm.exporters.source import read_json
 from edgellm.models import ModelDescription, ModelSpec, specs
+from edgellm.models._options import shortest_float
 from edgellm.types import Float32Array
 
 _HF_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -230,7 +231,8 @@ def _facts(decoder: Decoder, description: ModelDescription) -> Iterator[tuple[st
     for name, site in decoder.roles().items():
         if site.epsilon is not None:
             # a float16 graph has it rounded to one or two digits
-            yield f"{name} with an epsilon of", float(site.epsilon), description.norm_eps
+            epsilon = shortest_float(site.epsilon)
+            yield f"{name} with an epsilon of", epsilon, description.norm_eps
         if name.endswith(".gate"):
             yield f"{name} with the activation", site.activation, description.activation
     for i, (layer, described) in enumerate(zip(decoder.layers, description.layers, strict=True)):
@@ -243,7 +245,8 @@ def _facts(decoder: Decoder, description: ModelDescription) -> Iterator[tuple[st
             if key in options:
                 yield f"in layer {i} {key}", options[key], value
         if options.get("scale"):
-            yield f"in layer {i} scale", options["scale"], description.attention_scale
+            scale = shortest_float(options["scale"])
+            yield f"in layer {i} scale", scale, description.attention_scale
         if "local_window_size" in options:
             yield f"in layer {i} a window of", _window(layer.attention), described.window
 

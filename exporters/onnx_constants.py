@@ -134,16 +134,33 @@ class Constants:
         """Codes, scales and zero points of a node's inputs."""
         bits, block = node.integer("bits", 4), node.integer("block_size", 0)
         codes, scales, zeros = (self.input(node, index) for index in places)
+        has_zeros = len(node.inputs) > places[2] and node.inputs[places[2]]
+        if codes is None or scales is None or (has_zeros and zeros is None):
+            raise broken(
+                self._file, node, "has codes, scales or zero points that are not initialisers"
+            )
+        return self.blocks(
+            node, (codes, scales, zeros), (rows, cols), bits=bits, block=block, zero=1 << (bits - 1)
+        )
+
+    def blocks(
+        self,
+        node: OnnxNode,
+        parts: tuple[Constant, Constant, Constant | None],
+        shape: tuple[int, int],
+        *,
+        bits: int,
+        block: int,
+        zero: float,
+    ) -> Blocked:
+        """Codes, scales and zero points as a weight of (rows, cols); errors are of `node`."""
+        codes, scales, zeros = parts
+        rows, cols = shape
         num_blocks = -(-cols // block) if block >= 16 else 0
         if bits not in (4, 8) or not num_blocks or block * bits % 8:
             raise UnsupportedModelError(
                 f"{self._file.path}: {node} has blocks of {block} numbers of {bits} bits; edgellm "
                 "reads 4 and 8 bits in blocks of 16 and more"
-            )
-        has_zeros = len(node.inputs) > places[2] and node.inputs[places[2]]
-        if codes is None or scales is None or (has_zeros and zeros is None):
-            raise broken(
-                self._file, node, "has codes, scales or zero points that are not initialisers"
             )
         wanted = {"codes": (codes, rows * num_blocks * (block * bits // 8))}
         wanted["scales"] = (scales, rows * num_blocks)
@@ -169,8 +186,8 @@ class Constants:
             codes=codes.tensor,
             scales=scales.tensor,
             zeros=None if zeros is None else zeros.tensor,
-            zero=1 << (bits - 1),
-            shape=(rows, cols),
+            zero=zero,
+            shape=shape,
             bits=bits,
             block=block,
         )

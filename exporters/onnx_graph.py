@@ -15,6 +15,7 @@ from typing import Final
 from edgellm.errors import FormatError
 from edgellm.exporters.onnx_constants import broken
 from edgellm.exporters.onnx_data import OnnxModelFile
+from edgellm.exporters.onnx_lookup import Lookups
 from edgellm.exporters.onnx_ops import HANDLERS, MICROSOFT
 from edgellm.exporters.onnx_types import OnnxNode
 from edgellm.exporters.onnx_walk import Sites, Value, Walk
@@ -46,6 +47,7 @@ def find_sites(file: OnnxModelFile, vocab_size: int, hidden_size: int) -> Sites:
         UnsupportedModelError: It has an operation or option that is not known.
     """
     graph, walk = file.graph, Walk(file)
+    lookups = Lookups(walk.constants, vocab_size, hidden_size)
     known = {"", *graph.initializers, *graph.inputs}
     for node in graph.nodes:
         for name in node.inputs:
@@ -59,7 +61,7 @@ def find_sites(file: OnnxModelFile, vocab_size: int, hidden_size: int) -> Sites:
             raise broken(file, node, "makes nothing")
         if any(name in walk.values for name in node.inputs):
             _follow(walk, node)
-        elif not _is_embedding(walk, node, (vocab_size, hidden_size)):
+        elif not _is_embedding(walk, lookups, node, (vocab_size, hidden_size)):
             walk.constants.note(node)
     if not walk.sites:
         raise FormatError(
@@ -73,22 +75,25 @@ def find_sites(file: OnnxModelFile, vocab_size: int, hidden_size: int) -> Sites:
     )
 
 
-def _is_embedding(walk: Walk, node: OnnxNode, shape: tuple[int, int]) -> bool:
+def _is_embedding(walk: Walk, lookups: Lookups, node: OnnxNode, shape: tuple[int, int]) -> bool:
     """Notes the embedding if the node is one."""
     table = walk.constants.input(node, 0)
+    weight: Weight | None = None
     if table is None or table.shape[:1] != shape[:1]:
-        return False
-    if (node.domain, node.op) == ("", "Gather"):
-        if table.shape != shape or node.integer("axis", 0) != 0:
+        weight = lookups.note(node)
+    elif (node.domain, node.op, table.shape) == ("", "Gather", shape):
+        if node.integer("axis", 0) != 0:
             return False
         if table.tensor.type not in FLOATS:
             raise walk.unknown(node, f"of ONNX type {table.tensor.type}{_NOT_READ}")
-        weight: Weight = walk.constants.matrix(table, is_transposed=False)
+        weight = walk.constants.matrix(table, is_transposed=False)
     elif (node.domain, node.op) == (MICROSOFT, "GatherBlockQuantized"):
         if node.integer("quantize_axis", 1) not in (1, -1) or node.integer("gather_axis", 0) != 0:
             raise walk.unknown(node, "along other axes than its rows")
         weight = walk.constants.blocked(node, (0, 2, 3), *shape)
     else:
+        weight = lookups.note(node)
+    if weight is None:
         return False
     if walk.sites:
         raise walk.unknown(node, ", a second embedding,")

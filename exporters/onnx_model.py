@@ -47,7 +47,8 @@ def load_onnx(path: Path) -> ModelSource:
     if not path.is_file():
         raise ModelNotFoundError(f"{path}: no such file")
     folder, files = path.parent, list[Path]()
-    if folder.resolve().name == "onnx" and not (folder / "config.json").is_file():
+    has_config = any((folder / name).is_file() for name in ("config.json", "genai_config.json"))
+    if folder.resolve().name == "onnx" and not has_config:
         folder = folder.resolve().parent
         path = folder / "onnx" / path.name
     configs = read_configs(folder, files)
@@ -145,8 +146,8 @@ def _is_head_embedding(decoder: Decoder) -> bool:
         return False
     if embed.is_same(head):
         return True
-    if isinstance(head, Blocked):
-        return isinstance(embed, Dense) and _is_rounded(embed, head)
+    if isinstance(head, Blocked) and isinstance(embed, Dense):
+        return _is_rounded(embed, head)
     step = max(1, CHUNK_WEIGHTS // head.shape[1])
     return all(
         np.array_equal(embed.rows(first, count), head.rows(first, count))

@@ -111,7 +111,7 @@ class Blocked:
     codes: OnnxTensor
     scales: OnnxTensor
     zeros: OnnxTensor | None
-    zero: int
+    zero: float
     shape: tuple[int, ...]
     bits: int
     block: int
