@@ -213,7 +213,7 @@ class _Reader:
                 is_external = self._int(value) == 1
             elif number == 3:
                 raise self._broken(f"has tensor {name[:80]!r} in segments")
-        if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
+        if not all(0 <= size <= MAX_ELEMENTS for size in shape) or math.prod(shape) > MAX_ELEMENTS:
             raise self._broken(f"has tensor {name[:80]!r} of impossible shape {shape}")
         if is_external and spans:
             raise self._broken(f"has tensor {name[:80]!r} both here and in another file")

@@ -143,6 +143,13 @@ def test_flipped_bits_never_end_in_another_error(tmp_path: Path) -> None:
     assert not any("\n" in message for message in messages)
 
 
+def test_a_million_keys_with_two_alike_take_no_hour(tmp_path: Path) -> None:
+    keys = b",".join(b'"%x":0' % number for number in range(10**6))
+    path = write(tmp_path, safetensors_bytes(b"{" + keys + b',"f423f":0}', b""))
+    with pytest.raises(FormatError, match="'f423f' occurs twice"):
+        SafetensorsFile(path)
+
+
 def test_the_good_one_is_good(tmp_path: Path) -> None:
     file = SafetensorsFile(write(tmp_path, safetensors_bytes(json.dumps(GOOD).encode(), bytes(16))))
     assert file.shapes == {"a": (2,), "b": (1, 2)}
