@@ -21,12 +21,13 @@ C_FILES = $(shell find native samples -name '*.[ch]' -o -name '*.inl')
 CLANG ?= $(firstword $(foreach name,clang-19 clang,$(shell command -v $(name))))
 PROMPT ?= What is the capital of France, and what is it known for?
 FUZZ_RUNS ?= 10000000
+FUZZ_READERS ?= safetensors=400000 gguf=400000 gguf_model=150000 onnx=50000
 
 comma := ,
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help demo test lint format typecheck tidy install test-c test-sanitize test-aarch64 \
-        test-x86-models test-python test-wheel models-check fuzz bench arm-report clean
+        test-x86-models test-python test-wheel models-check fuzz fuzz-readers bench arm-report clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -193,6 +194,19 @@ fuzz: $(DEV) install ## fuzz the C reader: FUZZ_RUNS executions (10 million), ne
 	./file -runs=$$(( $(FUZZ_RUNS) / $(JOBS) )) -jobs=$(JOBS) -workers=$(JOBS) -timeout=10 \
 	    -rss_limit_mb=2048 -print_final_stats=1 corpus
 	grep -h number_of_executed_units fuzz-*.log
+
+# Atheris has wheels for some Pythons only, so that nothing else asks for it.
+fuzz-readers: $(DEV) $(VENV)/.have-run+fuzz install ## fuzz the Python readers: FUZZ_READERS executions (a million)
+	@mkdir -p build/fuzz
+	cd build/fuzz
+	for pair in $(FUZZ_READERS); do
+	    target=$${pair%=*}
+	    echo "$$target: $${pair#*=} executions"
+	    $(CURDIR)/$(PY) ../../tests/fuzz/fuzz_readers.py $$target corpus-$$target -runs=$${pair#*=} \
+	        -timeout=30 -rss_limit_mb=2048 -max_len=100000 -artifact_prefix=$$target- \
+	        > $$target.log 2>&1 || { tail -n 40 $$target.log; exit 1; }
+	    grep -o 'DONE .*' $$target.log
+	done
 
 bench: install ## speed of SmolLM2 on this machine, beside the stored run (ARGS=--save-baseline)
 	@$(EDGELLM) pull smollm2
