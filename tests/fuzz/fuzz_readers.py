@@ -274,7 +274,8 @@ def main() -> None:
         try:
             read(folder, data)
         except EdgeLLMError as error:
-            assert "\n" not in str(error), f"a message of two lines: {error}"
+            if "\n" in str(error):
+                raise ValueError(f"a message of two lines: {error}") from error
 
     def mutate(data: bytes, max_size: int, seed: int) -> bytes:
         return mutation(data, random.Random(seed))[:max_size]
