@@ -38,12 +38,20 @@ def plot(evaluations: Sequence[Evaluation], path: ModelPath) -> None:
     points = [(one, one.divergence.kl) for one in evaluations if one.divergence is not None]
     figure = Figure(figsize=(7, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
-    for one, kl in points:
-        size = one.size_bytes / 1e6
+    sizes = [one.size_bytes / 1e6 for one, _ in points]
+    middle = (min(sizes) + max(sizes)) / 2
+    for size, (one, kl) in zip(sizes, points, strict=True):
         bars = [[kl.value - kl.low], [kl.high - kl.value]]
         axes.errorbar([size], [kl.value], yerr=bars, fmt="o", capsize=3)
         label = f"{one.model}, {one.bits_per_weight:.2f} bits"
-        axes.annotate(label, (size, kl.value), xytext=(6, 6), textcoords="offset points")
+        is_left = size > middle  # a label at the edge would leave the picture
+        axes.annotate(
+            label,
+            (size, kl.value),
+            xytext=(-6 if is_left else 6, 6),
+            textcoords="offset points",
+            ha="right" if is_left else "left",
+        )
     text = evaluations[0].text
     axes.set_xlabel("size of the file, MB")
     axes.set_ylabel("KL divergence, nats a token")
