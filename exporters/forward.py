@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 
-from edgellm.errors import EdgeLLMError, FormatError, MissingExtraError
+from edgellm.errors import EdgeLLMError, FormatError, MissingExtraError, UnsupportedModelError
 from edgellm.exporters.plan import plan_tensors
 from edgellm.exporters.source import ModelSource
 from edgellm.models import SourceTensor, apply_rewrite
@@ -53,7 +53,7 @@ def open_forward(
         source: The model, from `open_source`.
         path: The file or folder it was opened from.
         engine: "transformers", "numpy" (our reference forward pass), or "auto": transformers where
-            it and torch are installed.
+            it and torch are installed and read the model, which may not be ONNX.
         threads: For transformers; None: as torch chooses.
         is_kept: Whether the numpy engine keeps the weights in memory, 4 bytes each, or reads them
             at each use.
@@ -62,11 +62,14 @@ def open_forward(
         FormatError: Its tensors are not those of the architecture, or a weight is not finite.
         MissingExtraError: transformers was asked for and is not installed.
         EdgeLLMError: transformers could not load it.
+        UnsupportedModelError: transformers was asked for an ONNX model.
     """
     plan_tensors(source, "q8")  # checks that all tensors are there
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
-    if engine == "numpy" or (engine == "auto" and missing):
+    if engine == "numpy" or (engine == "auto" and (missing or source.kind == "onnx")):
         return _NumpyForward(source, is_kept)
+    if source.kind == "onnx":
+        raise UnsupportedModelError(f"transformers does not read {path}: choose the numpy engine")
     if missing:
         raise MissingExtraError(f"{' and '.join(missing)} missing: pip install {' '.join(missing)}")
     return _TransformersForward(source, path, threads)

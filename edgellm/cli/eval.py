@@ -89,7 +89,8 @@ def command(
 
     Perplexity is that of the text's tokens in windows; with --reference also KL(reference ||
     model), agreement on the most probable token, and the ratio of perplexities. A MODEL may be a
-    GGUF file or a Hugging Face folder too, which is run in float32. Intervals are of 95 %.
+    GGUF file, a Hugging Face folder or an ONNX model too, which is run in float32. Intervals are of
+    95 %.
 
     --task humaneval runs programs that the model wrote, each in a process of its own with limits
     on time, memory, files and network; --task gsm8k compares numbers.
@@ -287,8 +288,12 @@ def _run_task(task: str, model: str, options: dict[str, Any], as_json: bool) -> 
 
 
 def _task_text(result: TaskResult) -> str:
+    from edgellm.eval.tasks import NO_ROOM
+
     right, score = sum(answer.is_right for answer in result.answers), result.score
+    unasked = sum(answer.reason == NO_ROOM for answer in result.answers)
     return (
         f"{result.model}: {result.metric} {score.value:.1%}, {right} of {len(result.answers)}, 95 %"
         f" interval {score.low:.1%} to {score.high:.1%} (Wilson)"
+        f"{f'; {unasked} {NO_ROOM}' if unasked else ''}"
     )

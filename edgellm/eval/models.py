@@ -1,4 +1,4 @@
-"""What can be evaluated: `.edge` files through the engine, GGUF files and folders as they are."""
+"""What can be evaluated: `.edge` files through the engine, models that are exported as they are."""
 
 from __future__ import annotations
 
@@ -138,11 +138,11 @@ class EdgeModel:
 
 
 class SourceModel:
-    """A GGUF file or Hugging Face folder in float32, run by transformers or by numpy.
+    """A GGUF file, Hugging Face folder or ONNX model in float32, run by transformers or by numpy.
 
     Args:
         path: The file or folder.
-        engine: Which of the two; "auto": transformers where it is installed.
+        engine: Which of the two; "auto": transformers where it is installed and reads it.
         threads: For transformers.
     """
 
@@ -158,7 +158,7 @@ class SourceModel:
         self.tokenizer = make_tokenizer(source)
         self.num_tokens = source.description.num_tokens
         self.vocabulary = vocabulary_sha256(self.tokenizer, self.num_tokens)
-        weights = (source.files[0],) if source.kind == "gguf" else path.glob("*.safetensors")
+        weights = [file for file in source.files if file.suffix not in (".json", ".jinja")]
         self.size_bytes = sum(file.stat().st_size for file in weights)
         self.num_parameters = _count(source.description)
         available = devices.probe("cpu").available_bytes

@@ -8,19 +8,28 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
 from edgellm.engine import LLM, SamplingParams
-from edgellm.errors import FormatError, ModelNotFoundError, TemplateError
+from edgellm.errors import ContextFullError, FormatError, ModelNotFoundError, TemplateError
 from edgellm.eval.gsm8k import Gsm8k
 from edgellm.eval.humaneval import HumanEval
 from edgellm.eval.results import ModelPath
 from edgellm.eval.statistics import Estimate, wilson
 from edgellm.format import EdgeFile
 
-__all__ = ["TASKS", "Answer", "TaskOptions", "TaskResult", "has_chat_template", "run_task"]
+__all__ = [
+    "NO_ROOM",
+    "TASKS",
+    "Answer",
+    "TaskOptions",
+    "TaskResult",
+    "has_chat_template",
+    "run_task",
+]
 
 Progress: TypeAlias = Callable[[int, int], None]
+NO_ROOM: Final = "did not fit the context"  # the reason of an answer that could not be begun
 
 
 class Task(Protocol):
@@ -154,15 +163,21 @@ def run_task(
         is_chat = options.prompt != "raw" and has_template
         for number, problem in enumerate(problems, 1):
             prompt = task.prompt(problem, is_chat=is_chat)
-            if is_chat:
-                messages = [{"role": "user", "content": prompt}]
-                done = llm.chat(messages, greedy, max_tokens=options.max_tokens)
-            else:
-                done = llm.generate(prompt, greedy, max_tokens=options.max_tokens, stop=task.stops)
-            is_right, reason = task.judge(problem, done.text, is_chat=is_chat)
-            answers.append(
-                Answer(is_right=is_right, reason=reason, text=done.text, num_tokens=len(done.ids))
-            )
+            try:
+                if is_chat:
+                    messages = [{"role": "user", "content": prompt}]
+                    done = llm.chat(messages, greedy, max_tokens=options.max_tokens)
+                else:
+                    done = llm.generate(
+                        prompt, greedy, max_tokens=options.max_tokens, stop=task.stops
+                    )
+                is_right, reason = task.judge(problem, done.text, is_chat=is_chat)
+                answer = Answer(
+                    is_right=is_right, reason=reason, text=done.text, num_tokens=len(done.ids)
+                )
+            except ContextFullError:
+                answer = Answer(is_right=False, reason=NO_ROOM, text="", num_tokens=0)
+            answers.append(answer)
             if progress is not None:
                 progress(number, len(problems))
     return TaskResult(
