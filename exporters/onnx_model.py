@@ -22,7 +22,22 @@ from edgellm.models import ModelDescription, ModelSpec, find_hf
 
 def is_onnx_folder(folder: Path) -> bool:
     """Whether a folder holds an ONNX model rather than a Hugging Face one."""
-    return (folder / "model.onnx").is_file() and not any(folder.glob("*.safetensors"))
+    return bool(_models(folder)) and not any(folder.glob("*.safetensors"))
+
+
+def _models(folder: Path) -> list[Path]:
+    """The .onnx files of a folder or, where it has none, of its folder "onnx"."""
+    return sorted(folder.glob("*.onnx")) or sorted(folder.glob("onnx/*.onnx"))
+
+
+def _only_model(folder: Path) -> Path:
+    """The folder's model.onnx or only model."""
+    models = _models(folder)
+    named = [path for path in models if path.name == "model.onnx"] or models
+    if len(named) > 1:
+        names = ", ".join(str(path.relative_to(folder)) for path in models[:9])
+        raise FormatError(f"{folder} holds several ONNX models: name one of them ({names})")
+    return named[0] if named else folder / "model.onnx"
 
 
 def load_onnx(path: Path) -> ModelSource:
@@ -32,7 +47,7 @@ def load_onnx(path: Path) -> ModelSource:
     tokenizer.json lie in its folder, or in the one above if that is called "onnx".
 
     Args:
-        path: The .onnx file, or a folder with a model.onnx.
+        path: The .onnx file, or a folder with one.
 
     Returns:
         The model, its weights not yet read.
@@ -43,7 +58,7 @@ def load_onnx(path: Path) -> ModelSource:
         UnsupportedModelError: An architecture, operation or option is not supported.
     """
     if path.is_dir():
-        path /= "model.onnx"
+        path = _only_model(path)
     if not path.is_file():
         raise ModelNotFoundError(f"{path}: no such file")
     folder, files = path.parent, list[Path]()

@@ -258,14 +258,21 @@ def test_optimum_s_folder_onnx_has_its_configs_above(plain_hf: Path, tmp_path: P
     (folder / "onnx").mkdir()
     for name in ("model.onnx", "model.onnx_data"):
         (folder / name).rename(folder / "onnx" / name)
-    for place in (folder / "onnx", folder / "onnx/model.onnx"):
+    for place in (folder, folder / "onnx", folder / "onnx/model.onnx"):
         assert open_source(place).name == "model"
 
 
-def test_another_name_than_model_onnx_is_taken(plain_hf: Path, tmp_path: Path) -> None:
+def test_of_several_models_one_is_to_be_named(plain_hf: Path, tmp_path: Path) -> None:
     folder = decoders.torch_folder(plain_hf, tmp_path / "model")
     (folder / "model.onnx").rename(folder / "decoder.onnx")
+    assert open_source(folder).kind == "onnx"
+    shutil.copy(folder / "decoder.onnx", folder / "with_past.onnx")
+    message = r"several ONNX models: name one of them \(decoder\.onnx, with_past\.onnx\)"
+    with pytest.raises(FormatError, match=message):
+        open_source(folder)
     assert open_source(folder / "decoder.onnx").kind == "onnx"
+    shutil.copy(folder / "decoder.onnx", folder / "model.onnx")
+    assert folder / "model.onnx" in open_source(folder).files
 
 
 # ---- what does not belong together ---------------------------------------------------------------
