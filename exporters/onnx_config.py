@@ -216,8 +216,11 @@ def check_decoder(decoder: Decoder, description: ModelDescription, where: str) -
         FormatError: They differ.
     """
     for what, of_graph, of_config in _facts(decoder, description):
+        # a float16 graph has an epsilon rounded to one or two digits
+        tolerance = 0.1 if "epsilon" in what else 1e-3
         if of_graph != of_config and not (
-            isinstance(of_graph, float) and math.isclose(of_graph, of_config, rel_tol=0.1)
+            float in (type(of_graph), type(of_config))
+            and math.isclose(of_graph, of_config, rel_tol=tolerance)
         ):
             raise FormatError(
                 f"{where}: the graph has {what} {of_graph}, its configuration says {of_config}: "
@@ -230,7 +233,6 @@ def _facts(decoder: Decoder, description: ModelDescription) -> Iterator[tuple[st
     yield "layers", len(decoder.layers), description.num_layers
     for name, site in decoder.roles().items():
         if site.epsilon is not None:
-            # a float16 graph has it rounded to one or two digits
             epsilon = shortest_float(site.epsilon)
             yield f"{name} with an epsilon of", epsilon, description.norm_eps
         if name.endswith(".gate"):

@@ -72,7 +72,7 @@ def command(
     dry_run: bool,
     quiet: bool,
 ) -> None:
-    """Make an INT4 model file of SOURCE, a GGUF file or a Hugging Face folder.
+    """Make an INT4 model file of SOURCE: a GGUF file, a Hugging Face folder or an ONNX model.
 
     The same source gives the same bytes. An older file under the output's name stays until the new
     one is whole. A calibration that was interrupted goes on where it was.

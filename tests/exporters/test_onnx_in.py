@@ -290,6 +290,7 @@ def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
         ({"num_hidden_layers": 3}, "the graph has layers 2, its configuration says 3"),
         ({"rms_norm_eps": 1e-3}, "an epsilon of 1e-05, its configuration says 0.001"),
         ({"num_attention_heads": 2}, "in layer 0 num_heads 4, its configuration says 2"),
+        ({"head_dim": 48}, r"in layer 0 scale 0\.1767"),
         ({"vocab_size": 400}, "no embedding of 400 rows and 288 columns"),
         ({"intermediate_size": 320}, r"of a wrong shape: .*gate_proj.weight \(328, 288\)"),
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
