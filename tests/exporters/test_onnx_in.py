@@ -159,7 +159,7 @@ def test_integers_come_back_as_an_edge_file_that_computes_the_same(
 # ---- what other tools write ----------------------------------------------------------------------
 
 
-def run(folder: Path, decoder_config: dict[str, Any] | None = None) -> Float32Array:
+def run(folder: Path) -> Float32Array:
     """ONNX Runtime's logits."""
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     inputs: dict[str, npt.NDArray[Any]] = {"input_ids": np.array([IDS])}
@@ -250,7 +250,6 @@ def test_the_command_exports_and_the_model_answers(plain_hf: Path, tmp_path: Pat
         assert result.exit_code == 0, result.output
         result = CliRunner().invoke(cli, ["run", str(output), "Hi", "--max-tokens", "4"])
         assert result.exit_code == 0, result.output
-        output.unlink()
 
 
 def test_optimum_s_folder_onnx_has_its_configs_above(plain_hf: Path, tmp_path: Path) -> None:
