@@ -14,7 +14,7 @@ from edgellm.errors import FormatError
 from edgellm.exporters.onnx_constants import broken
 from edgellm.exporters.onnx_types import OnnxNode
 from edgellm.exporters.onnx_walk import Attention, Site, Value, Walk
-from edgellm.exporters.onnx_weights import Weight
+from edgellm.exporters.onnx_weights import Blocked, Dense, Scaled, Weight
 
 MICROSOFT: Final = "com.microsoft"
 # These move numbers, or compute each from one number.
@@ -66,6 +66,12 @@ def _on_mul(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if len(values) == 2 or constant is None or constant.num_axes != 1:
         return dataclasses.replace(walk.union(node, values), linear=None)
     vector, value = walk.constants.vector(constant), values[0]
+    (site, *others) = value.sites
+    if vector is not None and site.kind == "embedding" and not others and value.kind == "plain":
+        if not isinstance(site.weight, Dense | Blocked) or vector.shape != site.weight.shape[1:]:
+            raise walk.unknown(node, "which multiplies the embedding a second time,")
+        site.weight = Scaled(weight=site.weight, factors=vector.rows(0, 1)[0])
+        return value
     if vector is None or value.kind != "normed":
         raise walk.unknown(node, "which multiplies by a vector that is not a norm's,")
     return _norm(walk, node, value.sites, vector, value.epsilon)

@@ -172,7 +172,51 @@ class Blocked:
         )
 
 
-Weight: TypeAlias = Dense | Blocked
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Scaled:
+    """A matrix whose columns have a factor each.
+
+    Attributes:
+        weight: The matrix.
+        factors: (cols,) float32.
+    """
+
+    weight: Dense | Blocked
+    factors: Float32Array
+
+    @property
+    def name(self) -> str:
+        """The matrix's name."""
+        return self.weight.name
+
+    @property
+    def dtype(self) -> str:
+        """The number type, for reports."""
+        return self.weight.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, cols)."""
+        return self.weight.shape
+
+    def part(self, first: int, count: int) -> Scaled:
+        """Rows [first, first + count) of this."""
+        return replace(self, weight=self.weight.part(first, count))
+
+    def rows(self, first: int, count: int) -> Float32Array:
+        """Rows [first, first + count) as (count, cols) float32."""
+        return self.weight.rows(first, count) * self.factors
+
+    def is_same(self, other: Weight) -> bool:
+        """Whether both are the same numbers of the file."""
+        return (
+            isinstance(other, Scaled)
+            and self.weight.is_same(other.weight)
+            and np.array_equal(self.factors, other.factors)
+        )
+
+
+Weight: TypeAlias = Dense | Blocked | Scaled
 
 
 class OnnxTensors:

@@ -250,7 +250,7 @@ def _gather(
         spread = np.linspace(0, len(windows) - 1, min(wanted, len(windows))).astype(int)
         chosen = windows[spread]
         if text is None:
-            path = workspace.folder / "fast.edge"
+            path = workspace.path("fast.edge")
             export_fast(path)
             own = write_own_text(path, windows, count - len(chosen), length, bos, threads)
             path.unlink()

@@ -47,7 +47,7 @@ def hf_config(
         "vocab_size": this.vocab_size,
         "max_position_embeddings": this.max_context,
         "rms_norm_eps": this.norm_eps,
-        "tie_word_embeddings": this.is_tied,
+        "tie_word_embeddings": this.is_tied and not this.has_embed_scale,
         **_ACTIVATIONS[this.activation],
         **_attention(this),
         **_ropes(this),
@@ -57,7 +57,12 @@ def hf_config(
     }
     again = spec.model_from_hf(config)
     same = dataclasses.replace(
-        again, num_tokens=this.num_tokens, kv_format=this.kv_format, rope=this.rope
+        again,
+        num_tokens=this.num_tokens,
+        kv_format=this.kv_format,
+        rope=this.rope,
+        is_tied=this.is_tied,
+        has_embed_scale=this.has_embed_scale,
     )
     tables = zip(again.inv_freqs, this.inv_freqs, strict=True)
     if same != this or not all(np.allclose(a, b, rtol=1e-6, atol=0) for a, b in tables):

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 __all__ = ["Workspace"]
 
+_STAMP = "fingerprint.json"
+
 
 class Workspace:
     """A folder beside the output, `.NAME.partial`, removed when the export is whole.
@@ -24,22 +26,26 @@ class Workspace:
 
     def __init__(self, output: Path, fingerprint: dict[str, Any]) -> None:
         self.folder = output.with_name(f".{output.name}.partial")
-        stamp = json.dumps(fingerprint, sort_keys=True)
-        stamp_file = self.folder / "fingerprint.json"
-        if stamp_file.is_file() and stamp_file.read_text() == stamp:
-            return
-        self.remove()
-        self.folder.mkdir()
-        stamp_file.write_text(stamp)
+        self._stamp = json.dumps(fingerprint, sort_keys=True)
+        stamp_file = self.folder / _STAMP
+        if not stamp_file.is_file() or stamp_file.read_text() != self._stamp:
+            self.remove()
+
+    def path(self, name: str) -> Path:
+        """Where a file of that name would lie; the folder is there afterwards."""
+        if not self.folder.is_dir():
+            self.folder.mkdir()
+            (self.folder / _STAMP).write_text(self._stamp)
+        return self.folder / name
 
     def save(self, name: str, **arrays: npt.NDArray[Any]) -> None:
         """Keeps arrays under a name; they are there whole or not at all."""
-        temporary = self.folder / f"{name}.tmp"
+        temporary = self.path(f"{name}.tmp")
         with temporary.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(self.folder / f"{name}.npz")
+        temporary.replace(self.path(f"{name}.npz"))
 
     def load(self, name: str) -> dict[str, npt.NDArray[Any]] | None:
         """What was kept under a name, None if nothing was."""

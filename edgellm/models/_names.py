@@ -6,6 +6,7 @@ _HF_LAYER = "model.layers.{i}."
 
 HF_NAMES = {
     "embed": "model.embed_tokens.weight",
+    "embed_scale": "model.embed_tokens.scale",  # ours, in ONNX models only
     "head": "lm_head.weight",
     "final_norm": "model.norm.weight",
     "attn_norm": _HF_LAYER + "input_layernorm.weight",
