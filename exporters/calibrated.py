@@ -321,7 +321,7 @@ class Calibrator:
         names = {"embed", "final_norm", self._head}
         tensors = {name: self._whole(name) for name in names}
         tensors["final_norm"] = tensors["final_norm"] / factor
-        tensors[self._head] *= factor
+        tensors[self._head] = tensors[self._head] * factor
         return tensors, factor
 
     def _importance(self, name: str) -> Float32Array:

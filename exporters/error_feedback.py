@@ -29,8 +29,8 @@ __all__ = ["Feedback", "fit", "quantize_grouped"]
 _U8Array = npt.NDArray[np.uint8]
 
 _LEVELS: Final = {TensorFormat.E4: 16, TensorFormat.E5: 32}
-_BLOCK: Final = 128  # columns whose updates are gathered into one matrix product
-_LEAST_ROWS, _MOST_ROWS = 256, 2048  # of a matrix worked on at a time
+_BLOCK: Final = 64  # columns whose updates are gathered into one matrix product
+_LEAST_ROWS, _MOST_ROWS = 256, 1024  # of a matrix worked on at a time
 _MAX_ATTEMPTS: Final = 8  # at a damping that lets the Cholesky factorisation succeed
 
 
@@ -210,19 +210,18 @@ def _descend(
     """One sweep: every column gets the codes that are best given all others."""
     step, zero = np.ascontiguousarray(grid.step.T), np.ascontiguousarray(grid.zero.T)
     codes = np.ascontiguousarray(codes.T)
-    gradient = moments @ (step * (codes - zero) - weights.T)
+    gradient = moments @ (step * (codes - zero) - weights.T)  # right for the columns to come
     curvature = np.maximum(moments.diagonal(), np.float32(1e-30))
     for first in range(0, len(codes), _BLOCK):
         last = min(first + _BLOCK, len(codes))
         window = gradient[first:last]
-        moves = np.zeros_like(window)
+        moves = np.empty_like(window)
         for j in range(first, last):
             best = codes[j] - window[j - first] / (curvature[j] * step[j])
             chosen = np.clip(np.rint(best), 0, grid.levels - 1)
             moves[j - first] = step[j] * (chosen - codes[j])
             codes[j] = chosen
-            window += moments[first:last, j, None] * moves[j - first]
-        gradient[:first] += moments[:first, first:last] @ moves
+            window[j - first + 1 :] += moments[j + 1 : last, j, None] * moves[j - first]
         gradient[last:] += moments[last:, first:last] @ moves
     return np.ascontiguousarray(codes.T)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,23 +119,13 @@ def calibrate(
         EdgeLLMError: One of its kinds; says what is wrong.
     """
     steps = QUALITIES[quality]
-    stats = [(file.name, (info := file.stat()).st_size, info.st_mtime_ns) for file in source.files]
-    stamp = [text.name, text.stat().st_size] if text is not None and text.is_file() else None
-    fingerprint = {
-        "source": stats,
-        "quality": quality,
-        "bits": [bits, is_head_free],
-        "formats": [[tensor.name, int(tensor.format)] for tensor in tensors],
-        "text": stamp,
-        "exporter": version(),
-    }
     content = read_text(text)
-    workspace = Workspace(output, fingerprint)
+    task = [repr(steps), bits, is_head_free, hashlib.sha256(content.encode()).hexdigest()]
+    workspace = Workspace(output, _fingerprint(source, tensors, task))
     calibration = _gather(
         source, tokenizer, content, text, steps.windows, workspace, threads, export_fast
     )
-    num_layers = source.description.num_layers
-    total, done = num_layers * (3 if bits else 2), 0
+    total, done = source.description.num_layers * (3 if bits else 2), 0
 
     def advance() -> None:
         nonlocal done
@@ -159,24 +150,32 @@ def calibrate(
         worker.quantise({tensor.name: tensor.format for tensor in tensors})
     if worker.description.has_embed_scale:
         tensors = (*tensors, _embed_scale(worker.description.hidden_size))
-    tokens = int(calibration.windows.size)
-    card = {
-        "quality": quality,
-        "calibration": {
-            "origin": calibration.origin,
-            "sha256": calibration.sha256,
-            "tokens": tokens,
-        },
-    }
+    used = {"origin": calibration.origin, "sha256": calibration.sha256}
     return Calibrated(
         description=worker.description,
         tensors=tensors,
         made=worker.load,
         held_out=calibration.held_out,
         hidden=hidden,
-        card=card,
+        card={
+            "quality": quality,
+            "calibration": used | {"tokens": int(calibration.windows.size)},
+        },
         workspace=workspace,
     )
+
+
+def _fingerprint(
+    source: ModelSource, tensors: tuple[FileTensor, ...], task: list[Any]
+) -> dict[str, Any]:
+    """What the work depends on."""
+    stats = [(file.name, file.stat()) for file in source.files]
+    return {
+        "source": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats],
+        "formats": [[tensor.name, int(tensor.format)] for tensor in tensors],
+        "task": task,
+        "exporter": version(),
+    }
 
 
 def measure_card(

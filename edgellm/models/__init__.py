@@ -14,10 +14,16 @@ from edgellm.models._spec import (
     Rewrite,
     SourceKind,
     SourceTensor,
-    apply_rewrite,
     canonical_shapes,
 )
-from edgellm.models._tensors import file_shapes, fuse, fused_parts, interleave_gate_up, unfuse
+from edgellm.models._tensors import (
+    apply_rewrite,
+    file_shapes,
+    fuse,
+    fused_parts,
+    interleave_gate_up,
+    unfuse,
+)
 
 __all__ = [
     "Layer",

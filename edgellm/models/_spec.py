@@ -14,8 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
 from edgellm.errors import UnsupportedModelError
 from edgellm.format.spec import (
     MAX_CONTEXT,
@@ -380,27 +378,3 @@ def canonical_shapes(description: ModelDescription) -> dict[str, tuple[int, ...]
     if not description.is_tied:
         shapes["head"] = (description.vocab_size, hidden)
     return shapes
-
-
-def apply_rewrite(
-    rewrite: Rewrite, array: Float32Array, description: ModelDescription
-) -> Float32Array:
-    """Applies a constant rewrite to a source tensor, or to whole heads of its rows.
-
-    Args:
-        rewrite: what to do.
-        array: the source tensor, float32; for UNPERMUTE (heads * head_dim, cols).
-        description: the model it belongs to.
-
-    Returns:
-        The canonical tensor, of the same shape; `array` itself if there is nothing to do.
-
-    Source: `LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py, of which UNPERMUTE is the
-    inverse.
-    """
-    if rewrite is Rewrite.ADD_ONE:
-        return array + np.float32(1)
-    if rewrite is Rewrite.UNPERMUTE:
-        pairs = array.reshape(-1, description.head_dim // 2, 2, *array.shape[1:])
-        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
-    return array

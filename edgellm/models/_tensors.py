@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edgellm.format.spec import PANEL_ROWS
-from edgellm.models._spec import ModelDescription, canonical_shapes
+from edgellm.models._spec import ModelDescription, Rewrite, canonical_shapes
 from edgellm.types import Float32Array, round_up
 
 _FUSED = {
@@ -121,3 +121,27 @@ def unfuse(
         return whole[start : start + shape[0]].copy()
 
     return get
+
+
+def apply_rewrite(
+    rewrite: Rewrite, array: Float32Array, description: ModelDescription
+) -> Float32Array:
+    """Applies a constant rewrite to a source tensor, or to whole heads of its rows.
+
+    Args:
+        rewrite: what to do.
+        array: the source tensor, float32; for UNPERMUTE (heads * head_dim, cols).
+        description: the model it belongs to.
+
+    Returns:
+        The canonical tensor, of the same shape; `array` itself if there is nothing to do.
+
+    Source: `LlamaModel.permute` of llama.cpp's convert_hf_to_gguf.py, of which UNPERMUTE is the
+    inverse.
+    """
+    if rewrite is Rewrite.ADD_ONE:
+        return array + np.float32(1)
+    if rewrite is Rewrite.UNPERMUTE:
+        pairs = array.reshape(-1, description.head_dim // 2, 2, *array.shape[1:])
+        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(array.shape)
+    return array

@@ -245,9 +245,9 @@ ELM_API uint64_t elm_tensor_bytes(elm_format format, uint64_t rows, uint64_t col
 /* Quantises rows [first_row, first_row + num_rows) of a (rows, cols) tensor into `out`, which is
  * the whole tensor's buffer of elm_tensor_bytes. first_row is a multiple of 16; num_rows too, if
  * the range does not end the tensor. `weights` points at row first_row, (num_rows, cols) float32.
- * `importance`, NULL or (cols) float32 >= 0, weights the squared errors that E4 and E5 minimise: the
- * mean square of each column's activation. Calls on disjoint ranges may run at the same time; how rows
- * are cut does not change the bytes. */
+ * `importance`, NULL or (cols) float32 >= 0, weights the squared errors that E4 and E5 minimise:
+ * the mean square of each column's activation. Calls on disjoint ranges may run at the same time;
+ * how rows are cut does not change the bytes. */
 ELM_API elm_status elm_quantize(elm_format format, const float* weights, const float* importance,
                                 uint64_t first_row, uint64_t num_rows, uint64_t rows, uint64_t cols,
                                 void* out, elm_error* error);
