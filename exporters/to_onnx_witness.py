@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from edgellm._native import ModelInfo, NativeModel
 from edgellm.errors import EdgeLLMError
+from edgellm.exporters.kv_gate import log_softmax
 from edgellm.exporters.to_onnx import MODEL_NAME, export_onnx, load_package
 from edgellm.format import EdgeFile
 from edgellm.types import Float32Array
@@ -169,11 +170,6 @@ def _divergence(
             kl[row] = np.exp(p) @ (p - q)
     session.close()
     return kl, is_same
-
-
-def log_softmax(logits: Float32Array) -> npt.NDArray[np.float64]:
-    shifted = logits.astype(np.float64) - logits.max()
-    return np.asarray(shifted - np.log(np.exp(shifted).sum()))
 
 
 def _follow(model: OnnxModel, vector: dict[str, Any], info: ModelInfo) -> tuple[int, int]:
