@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from tiny_models import write_tiny_model
 
-from edgellm.errors import EdgeLLMError, FormatError
+from edgellm.errors import EdgeLLMError, FormatError, UnsupportedModelError
 from edgellm.exporters.export import open_source
 from edgellm.exporters.onnx_file import parse_model
 
@@ -251,6 +252,59 @@ def test_a_tensor_without_numbers_is_refused_where_it_is_used(folder: Path) -> N
     tensor.ClearField("raw_data")
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     assert "'epsilon' has no data" in refused(folder)
+
+
+# ---- graphs that are no decoder we know ----------------------------------------------------------
+
+
+def save(model: Any, folder: Path) -> None:
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+def nodes_of(model: Any, op: str) -> list[Any]:
+    return [node for node in model.graph.node if node.op_type == op]
+
+
+def embedding_of(model: Any) -> Any:
+    return next(n for n in model.graph.node if n.input[:1] == ["model.embed_tokens.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: setattr(m.opset_import[0], "version", 7), "operator set 7; edgellm reads 11"),
+        (lambda m: setattr(m.opset_import[0], "version", 99), "operator set 99"),
+        (lambda m: setattr(nodes_of(m, "Sigmoid")[0], "op_type", "Relu"), "Relu .* not supported"),
+        (lambda m: setattr(nodes_of(m, "Sigmoid")[0], "domain", "x"), "Sigmoid .* not supported"),
+        (lambda m: m.graph.node.pop(20), "which nothing before it makes"),
+        (lambda m: m.graph.node.append(m.graph.node[5]), "a second time"),
+        (lambda m: m.graph.output.pop(), "does not return the logits"),
+        (lambda m: m.graph.ClearField("node"), "no embedding of"),
+        (lambda m: m.functions.add(name="f"), "inline_local_functions"),
+        (lambda m: m.training_info.add(), "training graph"),
+        (lambda m: m.graph.sparse_initializer.add(), "sparse initialisers"),
+        (lambda m: setattr(embedding_of(m), "op_type", "If"), "a merged decoder keeps it in If"),
+    ],
+)
+def test_other_graphs_are_refused_in_one_line(
+    change: Callable[[Any], object], message: str, folder: Path
+) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    change(model)
+    save(model, folder)
+    assert re.search(message, refused(folder))
+
+
+def test_other_quantisations_are_named(folder: Path, tmp_path: Path) -> None:
+    folder = decoders.genai_folder(tmp_path / "hf", tmp_path / "onnx", decoders.GenaiOptions())
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    nodes_of(model, "MatMulNBits")[0].op_type = "MatMulBnb4"
+    save(model, folder)
+    with pytest.raises(UnsupportedModelError, match=r"MatMulBnb4.*on the way of the weights"):
+        open_source(folder)
+
+
+# ---- damage --------------------------------------------------------------------------------------
 
 
 def mutate(data: bytearray, source: random.Random) -> None:
