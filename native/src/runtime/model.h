@@ -52,7 +52,7 @@ struct elm_model {
   elm_pool* pool;
   const elm_tensor* embedding;
   const float* embed_scale; /* (hidden) factors of its columns, or NULL */
-  const float** inv_freq; /* (num_ropes) tables of (head_dim / 2) */
+  const float** inv_freq;   /* (num_ropes) tables of (head_dim / 2) */
   elm_step* steps;
   size_t num_steps;
   uint64_t weight_bytes_per_token;
