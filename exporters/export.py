@@ -7,12 +7,14 @@ cores; the bytes do not depend on how many there are.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from edgellm._native import version
 from edgellm.errors import ModelNotFoundError, UnsupportedModelError
+from edgellm.exporters.carry import summarise
 from edgellm.exporters.gguf import MAGIC as GGUF_MAGIC
 from edgellm.exporters.gguf_model import load_gguf
 from edgellm.exporters.hf import load_hf
@@ -130,6 +132,9 @@ class ExportReport:
         file_bytes: Its size.
         plan: What was done.
         notes: What the user should know, such as test conversations that the template refused.
+        rounding: For each number type of a quantised source, the relative RMS error of rounding
+            "qkv", "o", "gate_up", "down", "embed" and "head" again; 0 if carried over exactly.
+            Empty if weights were calibrated, or were not quantised.
     """
 
     output: Path
@@ -137,6 +142,7 @@ class ExportReport:
     file_bytes: int
     plan: ExportPlan
     notes: tuple[str, ...]
+    rounding: Mapping[str, Mapping[str, float]]
 
 
 def open_source(path: str | os.PathLike[str]) -> ModelSource:
@@ -286,8 +292,11 @@ def run_plan(
         _add_texts(writer, model)
         writer.allocate()
         made = None if calibrated is None else calibrated.made
-        digests = write_weights(writer, model, plan.tensors, threads, progress, made)
-        meta = _meta(plan, digests)
+        written = write_weights(writer, model, plan.tensors, threads, progress, made)
+        meta = _meta(plan, written.digests)
+        rounding = summarise(written.roundings)
+        if rounding:
+            meta["quantization"]["rounding"] = rounding
         if calibrated is not None:
             meta["model"] = calibrated.description.to_meta()
         writer.add_section(SectionType.META, canonical_json(meta))
@@ -312,6 +321,7 @@ def run_plan(
         file_bytes=output.stat().st_size,
         plan=plan,
         notes=(*plan.notes, *skipped),
+        rounding=rounding,
     )
 
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from edgellm.errors import FormatError, ModelNotFoundError, UnsupportedModelError
+from edgellm.exporters.packed import PackedTensors, read_packing
 from edgellm.exporters.safetensors import SafetensorsFile
 from edgellm.exporters.source import (
     ModelSource,
@@ -69,6 +71,10 @@ class ShardedTensors:
         """Rows [first, first + count) as (count, cols) float32; a vector is one row."""
         return self._owner[name].rows(name, first, count)
 
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """The tensor's numbers where they lie, read-only."""
+        return self._owner[name].array(name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderConfig:
@@ -101,8 +107,15 @@ def load_hf(folder: Path) -> ModelSource:
         )
     files: list[Path] = []
     configs = read_configs(folder, files)
-    spec = find_hf(configs.config)
-    description = spec.model_from_hf(configs.config)
+    packing = read_packing(configs.config, str(folder / "config.json"))
+    config = {key: value for key, value in configs.config.items() if key != "quantization_config"}
+    spec = find_hf(config)
+    description = spec.model_from_hf(config)
+    stored = _open_tensors(folder, files)
+    tensors: TensorStore = stored
+    if packing is not None:
+        wanted = {item.source_name for item in spec.sources("hf", description)}
+        tensors = PackedTensors(stored, packing, wanted)
     return model_of_folder(
         folder,
         configs,
@@ -110,7 +123,7 @@ def load_hf(folder: Path) -> ModelSource:
         kind="hf",
         spec=spec,
         description=description,
-        tensors=_open_tensors(folder, files),
+        tensors=tensors,
     )
 
 

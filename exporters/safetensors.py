@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from edgellm.errors import FormatError, UnsupportedModelError
 from edgellm.exporters.source import parse_json, refuse_lfs_pointer
@@ -31,6 +32,7 @@ _ITEM_BYTES: Final[Mapping[str, int]] = {
     "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
 _READABLE: Final[Mapping[str, str]] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_INTEGERS: Final[Mapping[str, str]] = {"I32": "<i4", "I64": "<i8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,19 @@ class SafetensorsFile:
         if tensor.dtype == "BF16":
             return (raw.astype(np.uint32) << 16).view(np.float32)
         return raw.astype(np.float32)
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        """The tensor's numbers where they lie, read-only; BF16 as uint16.
+
+        Raises:
+            UnsupportedModelError: The tensor is not of type F32, F16, BF16, I32 or I64.
+        """
+        tensor = self.tensors[name]
+        dtype = (_READABLE | _INTEGERS).get(tensor.dtype)
+        if dtype is None:
+            raise UnsupportedModelError(f"{self.path}: tensor {name!r} is of type {tensor.dtype}")
+        items = math.prod(tensor.shape)
+        return np.frombuffer(self._map, dtype, items, tensor.offset).reshape(tensor.shape)
 
 
 def _read_tensors(

@@ -5,24 +5,44 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from edgellm._native import quantize
 from edgellm.errors import FormatError
+from edgellm.exporters.carry import Rounding, measure_rounding, quantize_or_carry
 from edgellm.exporters.plan import Chunk, FileTensor, chunks, read_chunk, read_vector
 from edgellm.exporters.source import ModelSource
 from edgellm.format import EdgeWriter
 from edgellm.format.spec import tensor_bytes
 from edgellm.types import TensorFormat
 
-__all__ = ["Made", "Progress", "write_weights"]
+__all__ = ["Made", "Progress", "WrittenWeights", "write_weights"]
 
 Progress: TypeAlias = Callable[[int, int], None]
 Made: TypeAlias = Callable[[str], Mapping[str, npt.NDArray[Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenWeights:
+    """What became of all tensors.
+
+    Attributes:
+        digests: SHA-256 of the source files, hexadecimal.
+        roundings: What a quantised source lost by being rounded again, in pieces of the tensors.
+    """
+
+    digests: list[str]
+    roundings: list[Rounding]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    num_bytes: int
+    rounding: Rounding | None = None
 
 
 def write_weights(
@@ -32,7 +52,7 @@ def write_weights(
     threads: int,
     progress: Progress | None,
     made: Made | None = None,
-) -> list[str]:
+) -> WrittenWeights:
     """Writes all tensors and hashes the source files meanwhile.
 
     Args:
@@ -44,7 +64,7 @@ def write_weights(
         made: For a section its tensors, quantised already; None: all are quantised here.
 
     Returns:
-        SHA-256 of the source files, hexadecimal.
+        Digests of the source files, and what was lost.
     """
     total, done = sum(tensor.size for tensor in tensors), 0
     with ThreadPoolExecutor(threads) as pool:
@@ -60,7 +80,12 @@ def write_weights(
                 done += finished
                 if progress is not None:
                     progress(done, total)
-            return [task.result() for task in hashes]
+            # In the order of the tensors, so that sums do not depend on the threads.
+            found = [task.result().rounding for task in tasks]
+            return WrittenWeights(
+                digests=[task.result() for task in hashes],
+                roundings=[rounding for rounding in found if rounding is not None],
+            )
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
@@ -79,38 +104,40 @@ def _tasks(
             yield from chunks(tensor, source.description.head_dim)
 
 
-def _write_section(writer: EdgeWriter, made: Made, section: str) -> int:
+def _write_section(writer: EdgeWriter, made: Made, section: str) -> _Written:
     tensors = made(section)
     for name, data in tensors.items():
         writer.write_tensor(name, np.ascontiguousarray(data))
-    return sum(data.nbytes for data in tensors.values())
+    return _Written(num_bytes=sum(data.nbytes for data in tensors.values()))
 
 
-def _write(writer: EdgeWriter, source: ModelSource, task: FileTensor | Chunk) -> int:
-    """Makes and writes one tensor or piece; returns its bytes."""
+def _write(writer: EdgeWriter, source: ModelSource, task: FileTensor | Chunk) -> _Written:
+    """Makes and writes one tensor or piece."""
     if isinstance(task, FileTensor):
         vector = read_vector(source, task).astype("<f4")
         writer.write_tensor(task.name, vector)
-        return vector.nbytes
+        return _Written(num_bytes=vector.nbytes)
     # Panels follow one another, so that rows which begin and end with one are a tensor themselves.
     weights = np.ascontiguousarray(read_chunk(source, task), np.float32)
     tensor = task.tensor
     out = np.empty(tensor_bytes(tensor.format, task.num_rows, tensor.cols), np.uint8)
     try:
-        quantize(tensor.format, weights, out)
+        quantize_or_carry(tensor.format, weights, out)
     except ValueError as error:
         raise FormatError(f"tensor {tensor.name}: {error}") from None
     offset = tensor_bytes(tensor.format, task.first_row, tensor.cols)
     writer.write_tensor(tensor.name, out, offset=offset)
-    return out.nbytes
+    types = [source.tensors.dtype(part.source_name) for part, _, _ in task.reads]
+    rounding = measure_rounding(tensor.name, types, weights, tensor.format, out)
+    return _Written(num_bytes=out.nbytes, rounding=rounding)
 
 
-def _in_order_of_completion(tasks: list[Future[int]]) -> Iterator[int]:
+def _in_order_of_completion(tasks: list[Future[_Written]]) -> Iterator[int]:
     pending = set(tasks)
     while pending:
         finished, pending = wait(pending, timeout=0.2, return_when=FIRST_EXCEPTION)
         for task in finished:
-            yield task.result()
+            yield task.result().num_bytes
 
 
 def _sha256(path: Path) -> str:

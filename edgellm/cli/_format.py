@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-__all__ = ["format_bytes", "table"]
+__all__ = ["format_bytes", "format_rounding", "table"]
 
 
 def format_bytes(size: float) -> str:
@@ -13,6 +13,23 @@ def format_bytes(size: float) -> str:
         if size >= scale:
             return f"{size / scale:.{2 if unit == 'GB' else 1}f} {unit}"
     return f"{size:.0f} B"
+
+
+def format_rounding(rounding: Mapping[str, Mapping[str, float]]) -> str:
+    """What a quantised source lost: "Q4_0 re-rounded: qkv 8.1 % (relative RMS error)".
+
+    Args:
+        rounding: for each number type of the source and each kind of matrix its error, 0 for none.
+    """
+    parts = []
+    for source, errors in rounding.items():
+        lost = [f"{kind} {100 * error:.2g} %" for kind, error in errors.items() if error]
+        kept = [kind for kind, error in errors.items() if not error]
+        if lost:
+            parts.append(f"{source} re-rounded: {', '.join(lost)} (relative RMS error)")
+        if kept:
+            parts.append(f"{source} carried over exactly: {', '.join(kept)}")
+    return "; ".join(parts)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:

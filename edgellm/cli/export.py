@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from edgellm.cli import _onnx
-from edgellm.cli._format import format_bytes, table
+from edgellm.cli._format import format_bytes, format_rounding, table
 from edgellm.cli._progress import Bar
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ _CHAT = (
     type=click.Choice(["best", "balanced", "fast"]),
     default="balanced",
     show_default=True,
-    help="fast rounds the weights as they are, the others calibrate (minutes).",
+    help="fast rounds the weights as they are and carries 4-bit ones over where E4 holds them; the "
+    "others calibrate (minutes).",
 )
 @click.option(
     "--calibration",
@@ -96,6 +97,8 @@ def command(
         report = run_plan(plan, output, options, bar.update, first.update)
     for note in report.notes:
         click.echo(f"note: {note}", err=True)
+    if report.rounding:
+        click.echo(f"weights      {format_rounding(report.rounding)}")
     click.echo(_summary(report))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgellm.cli import _store
-from edgellm.cli._format import format_bytes, table
+from edgellm.cli._format import format_bytes, format_rounding, table
 
 if TYPE_CHECKING:
     from edgellm._native import NativeModel
@@ -135,6 +135,8 @@ def _text(card: dict[str, Any]) -> str:
         ("made from", ", ".join(file["name"] for file in card["source"]["files"])),
         ("made by", card["exporter"]),
     ]
+    if "rounding" in recipe:
+        rows.insert(9, ("weights", format_rounding(recipe["rounding"])))
     if windows:
         rows.insert(6, ("window", f"{windows[0]} tokens in {len(windows)} of the layers"))
     if "board" in card:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,15 @@ def safetensors_bytes(header: Any, data: bytes, *, length: int | None = None) ->
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
-def gguf_of_llama(folder: Path) -> bytes:
-    """The GGUF file that a converter makes of a tiny Llama folder, weights in float32."""
+def gguf_of_llama(
+    folder: Path, pack: Callable[[npt.NDArray[np.float32]], tuple[int, bytes]] | None = None
+) -> bytes:
+    """The GGUF file that a converter makes of a tiny Llama folder.
+
+    Args:
+        folder: the folder.
+        pack: makes ggml's number of a type and the bytes of a matrix; None: float32.
+    """
     config = json.loads((folder / "config.json").read_text())
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -119,7 +126,10 @@ def gguf_of_llama(folder: Path) -> bytes:
             array = _interleave(array, heads)
         elif name.endswith("k_proj.weight"):
             array = _interleave(array, kv_heads)
-        tensors[_gguf_name(name)] = Tensor(array.astype("<f4").tobytes(), array.shape[::-1])
+        kind, data = 0, array.astype("<f4").tobytes()
+        if pack is not None and array.ndim == 2:
+            kind, data = pack(array)
+        tensors[_gguf_name(name)] = Tensor(data, array.shape[::-1], kind)
     return gguf_bytes({**_llama_fields(config), **bpe_fields(tokenizer)}, tensors)
 
 
