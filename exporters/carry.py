@@ -77,11 +77,14 @@ def quantize_or_carry(
     carried = np.zeros(len(panels), bool)
     # Columns that fill up a group have codes that only the quantiser defines.
     if tensor_format == TensorFormat.E4 and cols % GROUP_COLS == 0:
+        # Weights on no grid are known by their panels' first superblocks.
+        possible = _largest_integers(weights[::PANEL_ROWS, :SUPERBLOCK_COLS]) >= 0
         at_once = max(1, _WEIGHTS_AT_ONCE // (PANEL_ROWS * cols))
         for first in range(0, len(panels), at_once):
             part = slice(first, first + at_once)
-            some = weights[first * PANEL_ROWS : (first + at_once) * PANEL_ROWS]
-            carried[part] = _carry(some, panels[part])
+            if possible[part].any():
+                some = weights[first * PANEL_ROWS : (first + at_once) * PANEL_ROWS]
+                carried[part] = _carry(some, panels[part])
     if not carried.any():
         quantize(tensor_format, weights, out)
     elif not carried.all():
@@ -93,18 +96,12 @@ def quantize_or_carry(
 
 def _carry(weights: Float32Array, panels: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
     """Fills the panels that lie on the grid; which ones those are."""
-    none = np.zeros(len(panels), bool)
-    first = weights[::PANEL_ROWS, :SUPERBLOCK_COLS]
-    if not (_largest_integers(first) >= 0).any():
-        return none
     rows, cols = weights.shape
     num_superblocks = -(-cols // SUPERBLOCK_COLS)
     blocks = np.zeros((rows, num_superblocks * SUPERBLOCK_COLS), np.float32)
     blocks[:, :cols] = weights
     parts, fits = _find_grid(blocks.reshape(-1, SUPERBLOCK_COLS))
     carried = np.logical_and.reduceat(fits.reshape(rows, -1).all(1), range(0, rows, PANEL_ROWS))
-    if not carried.any():
-        return none
     num_groups = cols // GROUP_COLS
     packed = pack_grouped(
         Grouped(
@@ -189,7 +186,7 @@ def _largest_integers(blocks: Float32Array) -> npt.NDArray[np.int64]:
 
 
 def _is_near_integers(values: Float32Array) -> npt.NDArray[np.bool_]:
-    is_near: npt.NDArray[np.bool_] = (np.abs(values - np.rint(values)) <= _NEAR).all(1)
+    is_near: npt.NDArray[np.bool_] = np.all(np.abs(values - np.rint(values)) <= _NEAR, axis=1)
     return is_near
 
 

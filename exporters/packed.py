@@ -171,7 +171,7 @@ class PackedTensors:
         packed = self._store.array(f"{stem}.qzeros").view(np.uint32)
         zeros = _unpack_outputs(packed, order, first, count)
         if self._packing.is_zero_less_one:
-            zeros = zeros + 1 & 15
+            zeros = zeros + np.uint8(1) & np.uint8(15)
         scales = self._store.rows(f"{stem}.scales", 0, int(groups.max()) + 1)
         values = codes.astype(np.float32)
         values -= zeros[:, groups]
@@ -184,11 +184,13 @@ class PackedTensors:
             inputs *= _PER_WORD
         else:
             outputs *= _PER_WORD
+        if inputs < 1:
+            raise FormatError(f"{stem}.qweight is empty")
         size = inputs if self._packing.group == -1 else self._packing.group
         num_groups = -(-inputs // size)
         scales = self._pair(f"{stem}.scales", "F16", "BF16", "F32")
         zeros = self._pair(f"{stem}.qzeros", "I32")
-        if inputs < 1 or scales != (num_groups, outputs) or zeros[0] != num_groups:
+        if scales != (num_groups, outputs) or zeros[0] != num_groups:
             raise FormatError(
                 f"{stem}: {scales} scales for {inputs} inputs and {outputs} outputs in groups of "
                 f"{size}"

@@ -32,7 +32,7 @@ _ITEM_BYTES: Final[Mapping[str, int]] = {
     "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
 _READABLE: Final[Mapping[str, str]] = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-_INTEGERS: Final[Mapping[str, str]] = {"I32": "<i4", "I64": "<i8"}
+_ARRAYS: Final[Mapping[str, str]] = {**_READABLE, "I32": "<i4", "I64": "<i8"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class SafetensorsFile:
             UnsupportedModelError: The tensor is not of type F32, F16, BF16, I32 or I64.
         """
         tensor = self.tensors[name]
-        dtype = (_READABLE | _INTEGERS).get(tensor.dtype)
+        dtype = _ARRAYS.get(tensor.dtype)
         if dtype is None:
             raise UnsupportedModelError(f"{self.path}: tensor {name!r} is of type {tensor.dtype}")
         items = math.prod(tensor.shape)

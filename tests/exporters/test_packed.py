@@ -204,7 +204,6 @@ def _set(name: str, change: Callable[[Any], Any]) -> Callable[[Arrays], object]:
         (_set("qzeros", lambda a: a[:1]), "scales for 256 inputs"),
         (_set("qweight", lambda a: a[0]), "not a matrix of I32"),
         (_set("qweight", lambda a: a[:4]), "for 32 inputs"),
-        (_set("qweight", lambda a: a[:0]), "for 0 inputs"),
         (_set("qweight", lambda a: a.astype(np.float32)), "is F32"),
         (lambda t: t.pop("model.layers.0.mlp.up_proj.scales"), "up_proj.scales' is missing"),
         (
@@ -222,3 +221,11 @@ def test_tensors_that_do_not_belong_together_are_one_line(
     with pytest.raises(EdgeLLMError, match=message) as caught:
         fast(checkpoint.folder, tmp_path / "x.edge")
     assert "\n" not in str(caught.value)
+
+
+def test_an_empty_matrix_is_refused_whatever_the_groups(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "m", "gptq", -1)
+    _set("qweight", lambda a: a[:0])(checkpoint.tensors)
+    checkpoint.write()
+    with pytest.raises(FormatError, match=r"up_proj\.qweight is empty"):
+        open_source(checkpoint.folder)
