@@ -151,7 +151,8 @@ def _find_grid(blocks: Float32Array) -> tuple[Grouped, npt.NDArray[np.bool_]]:
 def _least_squares(blocks: Float32Array, integers: npt.NDArray[np.int16]) -> Float32Array:
     """(n,) float32: the D of each block, 1 where all is zero.
 
-    In float64, because then it is the D that was multiplied by, if the products were exact.
+    Sums of a block on a grid are exact in float64, in any order. If its products were exact too,
+    this is the D they were made with.
     """
     whole = integers.astype(np.float64)
     over = np.einsum("ij,ij->i", whole, whole)

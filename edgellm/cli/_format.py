@@ -16,7 +16,7 @@ def format_bytes(size: float) -> str:
 
 
 def format_rounding(rounding: Mapping[str, Mapping[str, float]]) -> str:
-    """What a quantised source lost: "Q4_0 re-rounded: qkv 8.1 % (relative RMS error)".
+    """What a quantised source lost: "re-rounded from Q4_0: qkv 4.3 % (relative RMS error)".
 
     Args:
         rounding: for each number type of the source and each kind of matrix its error, 0 for none.
@@ -26,9 +26,9 @@ def format_rounding(rounding: Mapping[str, Mapping[str, float]]) -> str:
         lost = [f"{kind} {100 * error:.2g} %" for kind, error in errors.items() if error]
         kept = [kind for kind, error in errors.items() if not error]
         if lost:
-            parts.append(f"{source} re-rounded: {', '.join(lost)} (relative RMS error)")
+            parts.append(f"re-rounded from {source}: {', '.join(lost)} (relative RMS error)")
         if kept:
-            parts.append(f"{source} carried over exactly: {', '.join(kept)}")
+            parts.append(f"carried over exactly from {source}: {', '.join(kept)}")
     return "; ".join(parts)
 
 

@@ -206,7 +206,7 @@ def test_q4_0_is_rounded_again_and_the_error_is_told(tmp_path: Path) -> None:
         assert 0 < error < 0.1
         assert error == pytest.approx(np.sqrt(errors[kind] / squares[kind]), rel=0.01), kind
     printed = CliRunner().invoke(cli, ["show", str(output)]).output
-    assert "Q4_0 re-rounded: " in printed
+    assert "re-rounded from Q4_0: " in printed
 
 
 def test_float_sources_have_nothing_to_tell_and_may_be_carried_all_the_same(tmp_path: Path) -> None:

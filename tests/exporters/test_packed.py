@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import load_file, save_file
 from tiny_models import write_tiny_model
 
+from edgellm.cli import cli
 from edgellm.errors import EdgeLLMError, FormatError, UnsupportedModelError
 from edgellm.exporters.export import ExportOptions, export_model, open_source
 from edgellm.format import EdgeFile
@@ -130,6 +133,18 @@ def test_gptq_with_a_scale_a_row_is_carried_over_exactly(tmp_path: Path) -> None
             wanted = fuse(f"layers.1.{name}", parts)
             data = file.tensor_data(f"layers.1.{name}")
             assert np.array_equal(dequantize(data, TensorFormat.E4, *wanted.shape), wanted), name
+
+
+def test_the_command_says_what_was_carried_over(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "m", "awq", 128)
+    output = str(tmp_path / "x.edge")
+    arguments = ["export", str(checkpoint.folder), "-o", output, "--quality", "fast"]
+    exported = CliRunner().invoke(cli, arguments).output
+    shown = CliRunner().invoke(cli, ["show", output]).output
+    for text in (exported, shown):
+        line = next(line for line in text.splitlines() if line.startswith("weights "))
+        assert re.search(r"re-rounded from AWQ g128: .*qkv [\d.]+ %.*\(relative RMS error\)", line)
+        assert line.endswith("carried over exactly from AWQ g128: o")
 
 
 def test_awq_with_two_scales_a_superblock_is_rounded_again(tmp_path: Path) -> None:
