@@ -32,7 +32,10 @@ _LOWEST, _HIGHEST = -128, 127
 # Integers of a block are at most 128 and its largest one is found first. Another integer would be
 # at least 1/128 away; rounding to float32 moves it by 3e-5.
 _NEAR: Final = np.float32(1e-3)
-_RANGE: Final = (np.float32(1e-30), np.float32(1e30))  # the quantiser's own
+_RANGE: Final = (
+    np.float32(1e-30),
+    np.float32(1e30),
+)  # normal numbers; the quantiser refuses larger
 _WEIGHTS_AT_ONCE: Final = 1 << 18  # temporaries stay in cache
 # of a group's integers' common divisor, the largest divisor that s can be; 0: they are all alike
 _SCALE: Final = np.array(
