@@ -27,7 +27,8 @@ comma := ,
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 
 .PHONY: help demo test lint format typecheck tidy install test-c test-sanitize test-aarch64 \
-        test-x86-models test-python test-wheel models-check fuzz fuzz-readers bench arm-report clean
+        test-x86-models test-python test-wheel models-check fuzz fuzz-readers bench arm-report ablation \
+        clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1\t\2/p' Makefile | expand -t 16
@@ -211,6 +212,9 @@ fuzz-readers: $(DEV) $(VENV)/.have-run+fuzz install ## fuzz the Python readers: 
 bench: install ## speed of SmolLM2 on this machine, beside the stored run (ARGS=--save-baseline)
 	@$(EDGELLM) pull smollm2
 	$(EDGELLM) bench smollm2 $(ARGS)
+
+ablation: $(DEV) install ## what each step of calibration gives: ARGS="FOLDER --text FILE" (an hour or so)
+	@$(PY) tests/tools/ablation.py $(ARGS)
 
 arm-report: $(DEV) ## cycles of the ARM loops by llvm-mca; ARGS="--peers FOLDER" adds peers
 	@$(PY) tests/tools/arm_report.py $(ARGS)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from edgellm._native import NativeModel, version
 from edgellm.errors import FormatError
@@ -20,7 +21,7 @@ from edgellm.exporters.calibration import (
     read_text,
     write_own_text,
 )
-from edgellm.exporters.equalize import ALPHAS
+from edgellm.exporters.equalize import ALPHAS, Alphas
 from edgellm.exporters.error_feedback import Feedback
 from edgellm.exporters.kv_gate import kl_sum, log_softmax
 from edgellm.exporters.plan import FileTensor, read_whole
@@ -32,7 +33,7 @@ from edgellm.models import ModelDescription
 from edgellm.text import Tokenizer
 from edgellm.types import Float32Array, Int32Array, TensorFormat
 
-__all__ = ["QUALITIES", "Calibrated", "Quality", "QualityName", "calibrate", "measure_card"]
+__all__ = ["QUALITIES", "Calibrated", "Quality", "QualityName", "calibrate", "compare", "measure_card"]
 
 QualityName: TypeAlias = Literal["best", "balanced", "fast"]
 
@@ -48,10 +49,12 @@ class Quality:
     Attributes:
         windows: Calibration windows of 512 tokens.
         feedback: Steps after the weighted fit.
+        alphas: How far inputs are equalised.
     """
 
     windows: int
     feedback: Feedback
+    alphas: Alphas = ALPHAS
 
 
 QUALITIES: Final = {
@@ -139,7 +142,7 @@ def calibrate(
             tensors,
             calibration,
             workspace,
-            alphas=ALPHAS,
+            alphas=steps.alphas,
             feedback=steps.feedback,
             pool=pool,
             advance=advance,
@@ -193,34 +196,53 @@ def measure_card(
         "kl" in nats a token, "perplexity" of the file and "source_perplexity", over "tokens" of
         the held-out windows.
     """
+    sums = compare(source, calibrated.held_out, calibrated.hidden, path, threads).sum(axis=0)
+    tokens = calibrated.held_out.size
+    predicted = tokens - len(calibrated.held_out)
+    return {
+        "kl": round(float(sums[0]) / tokens, 5),
+        "perplexity": round(float(np.exp(sums[1] / predicted)), 4),
+        "source_perplexity": round(float(np.exp(sums[2] / predicted)), 4),
+        "tokens": int(tokens),
+    }
+
+
+def compare(
+    source: ModelSource, windows: Int32Array, hidden: Float32Array, path: Path, threads: int
+) -> npt.NDArray[np.float64]:
+    """A file beside the float model it was made of.
+
+    Args:
+        source: The model.
+        windows: (m, length) int32.
+        hidden: What the float model's head multiplies there, (m * length, hidden).
+        path: The whole file.
+        threads: Threads to use.
+
+    Returns:
+        (n, 3) sums in nats over each run of at most 64 tokens: KL divergence, cross entropy of the
+        file, that of the float model.
+    """
     name = "embed" if source.description.is_tied else "head"
     wanted = source.spec.sources(source.kind, source.description)
     head = read_whole(source, next(item for item in wanted if item.canonical_name == name))
     known = source.description.num_tokens
-    divergence = losses = own_losses = 0.0
-    length = calibrated.held_out.shape[1]
+    length = windows.shape[1]
+    sums = []
     with NativeModel(path, threads=threads, kv="f16") as model:
-        for number, ids in enumerate(calibrated.held_out):
+        for number, ids in enumerate(windows):
             session = model.create_session(length)
             for first in range(0, length, _ROWS):
                 rows = ids[first : first + _ROWS]
                 start = number * length + first
-                expected = (calibrated.hidden[start : start + len(rows)] @ head.T)[:, :known]
+                expected = (hidden[start : start + len(rows)] @ head.T)[:, :known]
                 found = session.prefill(rows.tolist(), len(rows))[:, :known]
-                divergence += kl_sum(expected, found)
                 following = ids[first + 1 : first + 1 + len(rows)]
                 at = np.arange(len(following)), following
-                losses -= float(log_softmax(expected)[at].sum())
-                own_losses -= float(log_softmax(found)[at].sum())
+                losses = [-float(log_softmax(logits)[at].sum()) for logits in (found, expected)]
+                sums.append([kl_sum(expected, found), *losses])
             session.close()
-    tokens = calibrated.held_out.size
-    predicted = tokens - len(calibrated.held_out)
-    return {
-        "kl": round(divergence / tokens, 5),
-        "perplexity": round(float(np.exp(own_losses / predicted)), 4),
-        "source_perplexity": round(float(np.exp(losses / predicted)), 4),
-        "tokens": int(tokens),
-    }
+    return np.asarray(sums)
 
 
 def _gather(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,6 +55,7 @@ def command(model: str, plan: bool, tensors: bool, board: str | None, as_json: b
 
 def _card(file: EdgeFile, native: NativeModel) -> dict[str, Any]:
     from edgellm import devices
+    from edgellm.types import TensorFormat
 
     info = native.info
     contexts = sorted({n for n in _CONTEXTS if n < info.max_context} | {info.max_context})
@@ -78,6 +80,12 @@ def _card(file: EdgeFile, native: NativeModel) -> dict[str, Any]:
         "tokenizer": file.meta["tokenizer"],
         "chat_templates": list(file.chat_templates),
         "quantization": file.meta["quantization"],
+        "bits_per_weight": _bits_per_weight(file),
+        "formats": {
+            tensor.name: tensor.format.name
+            for tensor in file.tensors.values()
+            if tensor.format != TensorFormat.F32
+        },
         "kv": file.meta["kv"],
         "source": file.meta["source"],
         "exporter": file.meta["exporter"],
@@ -96,6 +104,13 @@ def num_parameters(file: EdgeFile) -> int:
         rows = 2 * ffn if tensor.name.endswith(".gate_up") else tensor.rows
         total += rows * tensor.cols
     return total
+
+
+def _bits_per_weight(file: EdgeFile) -> float:
+    """Of all weights together, as `edgellm export` prints it."""
+    tensors = file.tensors.values()
+    num_weights = sum(tensor.rows * tensor.cols for tensor in tensors)
+    return 8 * sum(tensor.size for tensor in tensors) / num_weights
 
 
 def _board(native: NativeModel, name: str) -> dict[str, Any]:
@@ -128,6 +143,9 @@ def _text(card: dict[str, Any]) -> str:
         ("vocabulary", f"{model['num_tokens']:,} tokens in {model['vocab_size']:,} rows"),
         ("context", f"{model['max_context']:,} tokens"),
         ("quantisation", f"{recipe['recipe']}, head {recipe['head']}"),
+        *_calibration(recipe),
+        ("bits", f"{card['bits_per_weight']:.2f} a weight"),
+        *_formats(card["formats"]),
         ("KV cache", _kv_reason(model["kv_format"], card["kv"])),
         ("per token", f"{format_bytes(card['weight_bytes_per_token'])} of weights are read"),
         ("end of text", ", ".join(map(str, tokenizer["eos_ids"])) or "none"),
@@ -157,6 +175,35 @@ def _text(card: dict[str, Any]) -> str:
     ]
     lines += ["", table(("context", "KV cache", "memory in all", "fits now"), cells, (0, 1, 2))]
     return "\n".join(lines)
+
+
+def _calibration(recipe: dict[str, Any]) -> list[tuple[str, str]]:
+    """What a calibrated file was made with, and how good it was then."""
+    if "quality" not in recipe:
+        return []
+    used, found = recipe["calibration"], recipe["measured"]
+    text = "edgellm's text and the model's own" if used["origin"] == "own" else used["origin"]
+    return [
+        ("quality", recipe["quality"]),
+        ("calibration", f"{text}; {used['tokens']:,} tokens, SHA-256 {used['sha256'][:12]}..."),
+        (
+            "measured",
+            f"KL divergence {found['kl']:.4f} nats a token, perplexity "
+            f"{found['source_perplexity']:.2f} -> {found['perplexity']:.2f}, over "
+            f"{found['tokens']:,} tokens of the same kind",
+        ),
+    ]
+
+
+def _formats(formats: dict[str, str]) -> list[tuple[str, str]]:
+    """How many matrices of each kind have which format."""
+    kinds: dict[str, Counter[str]] = {}
+    for name, kind in formats.items():
+        kinds.setdefault(name.rpartition(".")[2], Counter())[kind] += 1
+    return [
+        (f"- {kind}", ", ".join(f"{n} x {name}" for name, n in sorted(counts.items())))
+        for kind, counts in kinds.items()
+    ]
 
 
 def _kv_reason(kv_format: str, measured: dict[str, Any]) -> str:

@@ -143,6 +143,16 @@ class _Checker:
             self.fail(f"{path}{key} is {value}, not within {low}..{high}")
         return value
 
+    def number(self, parent: Mapping[str, Any], key: str, path: str) -> float:
+        value = parent.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            self.fail(f"{path}{key} is not a number")
+        return value
+
+    def sha256(self, parent: Mapping[str, Any], path: str) -> None:
+        if not _SHA256.fullmatch(self.member(parent, "sha256", str, path)):
+            self.fail(f"{path}sha256 is not 64 hexadecimal digits")
+
     def ids(self, value: Any, num_tokens: int, path: str) -> None:
         for item in self.typed(value, list, path):
             if not 0 <= self.typed(item, int, path) < num_tokens:
@@ -173,14 +183,29 @@ def check_meta(meta: Any, where: str = "META") -> None:
     check.member(quantization, "recipe", str, "quantization.")
     check.member(quantization, "head", str, "quantization.")
     check.member(quantization, "tensors", dict, "quantization.")
+    if "quality" in quantization:
+        _check_calibration(check, quantization)
     check.member(meta, "kv", dict, "")
     source = check.member(meta, "source", dict, "")
     check.member(source, "kind", str, "source.")
     for path, item in check.objects(source, "files", "source."):
         check.member(item, "name", str, path)
-        if not _SHA256.fullmatch(check.member(item, "sha256", str, path)):
-            check.fail(f"{path}sha256 is not 64 hexadecimal digits")
+        check.sha256(item, path)
     check.member(meta, "exporter", str, "")
+
+
+def _check_calibration(check: _Checker, quantization: dict[str, Any]) -> None:
+    check.member(quantization, "quality", str, "quantization.")
+    path = "quantization.calibration."
+    used = check.member(quantization, "calibration", dict, "quantization.")
+    check.member(used, "origin", str, path)
+    check.sha256(used, path)
+    check.integer(used, "tokens", 1, 2**62, path)
+    path = "quantization.measured."
+    found = check.member(quantization, "measured", dict, "quantization.")
+    for key in ("kl", "perplexity", "source_perplexity"):
+        check.number(found, key, path)
+    check.integer(found, "tokens", 1, 2**62, path)
 
 
 def _check_model(check: _Checker, model: dict[str, Any]) -> None:
@@ -191,9 +216,7 @@ def _check_model(check: _Checker, model: dict[str, Any]) -> None:
     for key, (low, high) in _MODEL_INTEGERS.items():
         check.integer(model, key, low, high, path)
     for key, (least, most) in _MODEL_NUMBERS.items():
-        value = model.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            check.fail(f"model.{key} is not a number")
+        value = check.number(model, key, path)
         if not least <= value <= most:
             check.fail(f"model.{key} is {value}, not within {least}..{most}")
     for key in _MODEL_FLAGS:

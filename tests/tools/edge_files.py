@@ -63,6 +63,11 @@ META: dict[str, Any] = {
     "source": {"kind": "gguf", "files": [{"name": "x.gguf", "sha256": "0" * 64}]},
     "exporter": "edgellm 0.1.0",
 }
+CALIBRATED: dict[str, Any] = META["quantization"] | {
+    "quality": "balanced",
+    "calibration": {"origin": "own", "sha256": "0123456789abcdef" * 4, "tokens": 16384},
+    "measured": {"kl": 0.04567, "perplexity": 26.1, "source_perplexity": 25.5, "tokens": 1024},
+}
 VECTORS: dict[str, Any] = {
     "texts": [{"text": "naïve ☃", "ids": [4, 5]}],
     "chats": [
@@ -125,8 +130,14 @@ def write_edge(path: Path, num_tensors: int = len(TENSORS)) -> str:
         return writer.finish()
 
 
-def write_requantized(source: Path, output: Path, formats: Sequence[TensorFormat]) -> None:
-    """Writes a model anew with its matrices in `formats`, which take turns."""
+def write_requantized(
+    source: Path,
+    output: Path,
+    formats: Sequence[TensorFormat],
+    card: dict[str, Any] | None = None,
+) -> None:
+    """Writes a model anew with its matrices in `formats`, which take turns, and another `card` as
+    META's "quantization"."""
     turns = itertools.cycle(formats)
     content: dict[str, np.ndarray] = {}
     with EdgeFile.open(source) as file, EdgeWriter(output) as writer:
@@ -142,7 +153,9 @@ def write_requantized(source: Path, output: Path, formats: Sequence[TensorFormat
             writer.add_tensor(tensor.name, kind, tensor.rows, tensor.cols, section=tag)
         for section in file.sections:
             kept = SectionType(section.type)
-            if kept not in (SectionType.TENSOR_INDEX, SectionType.WEIGHTS):
+            if kept == SectionType.META and card is not None:
+                writer.add_section(kept, canonical_json(file.meta | {"quantization": card}))
+            elif kept not in (SectionType.TENSOR_INDEX, SectionType.WEIGHTS):
                 writer.add_section(kept, file.section_bytes(kept, section.tag), section.tag)
         writer.allocate()
         for name, data in content.items():

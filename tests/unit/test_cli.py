@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from edge_files import CALIBRATED, write_requantized
 
 from edgellm import cli
+from edgellm.format import EdgeFile
+from edgellm.types import TensorFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,6 +177,40 @@ def test_show_tells_what_a_file_is_and_needs(run: Run, path: Path) -> None:
     assert "layers.2.gate_up" in run("show", path, "--tensors").out
     assert "attention" in run("show", path, "--plan").out
     assert run("show", path, "--plan", "--json").code == 2
+
+
+def test_show_has_the_card_of_a_calibrated_file(run: Run, path: Path, tmp_path: Path) -> None:
+    plain = run("show", path).out
+    assert "calibration" not in plain
+    assert "measured  " not in plain
+    made = tmp_path / "made.edge"
+    formats = (TensorFormat.E8, TensorFormat.E4, TensorFormat.E5, TensorFormat.E5)
+    write_requantized(path, made, formats, CALIBRATED)
+    lines = {
+        name: value.strip()
+        for name, _, value in (line.partition("  ") for line in run("show", made).out.splitlines())
+    }
+    assert lines["quantisation"] == "test, head e4"
+    assert lines["quality"] == "balanced"
+    assert lines["calibration"] == (
+        "edgellm's text and the model's own; 16,384 tokens, SHA-256 0123456789ab..."
+    )
+    assert lines["measured"] == (
+        "KL divergence 0.0457 nats a token, perplexity 25.50 -> 26.10, over 1,024 tokens of the "
+        "same kind"
+    )
+    card = json.loads(run("show", made, "--json").out)
+    assert card["quantization"] == CALIBRATED
+    with EdgeFile.open(made) as file:
+        matrices = [tensor for tensor in file.tensors.values() if tensor.format]
+        assert card["formats"] == {tensor.name: tensor.format.name for tensor in matrices}
+        bits = 8 * sum(tensor.size for tensor in file.tensors.values())
+    assert lines["bits"] == f"{card['bits_per_weight']:.2f} a weight"
+    assert bits / 520_000 < card["bits_per_weight"] < 8.2
+    counts = [lines[f"- {kind}"] for kind in ("embed", "qkv", "o", "gate_up", "down")]
+    assert counts[0] == "1 x E8"
+    assert sum(int(part.split()[0]) for count in counts for part in count.split(",")) == 13
+    assert any("," in count for count in counts)
 
 
 def test_verify_says_what_it_checked(run: Run, path: Path) -> None:

@@ -18,7 +18,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from edge_files import META, TENSORS, VECTORS, Image, changed_meta, tensor_content, write_edge
+from edge_files import (
+    CALIBRATED,
+    META,
+    TENSORS,
+    VECTORS,
+    Image,
+    changed_meta,
+    tensor_content,
+    write_edge,
+)
 
 from edgellm.errors import EdgeLLMError, FormatError, ModelNotFoundError
 from edgellm.format import EdgeFile, EdgeWriter, spec
@@ -202,6 +211,16 @@ def test_texts_that_are_not_utf8_or_json_are_format_errors(edge: Path) -> None:
         ({"tokenizer__special_tokens": {"a": None}}, "tokenizer.special_tokens.a"),
         ({"source__files": [{"name": "x", "sha256": "0"}]}, "sha256"),
         ({"quantization": ...}, "quantization is missing"),
+        ({"quantization__quality": "best"}, "quantization.calibration is missing"),
+        ({"quantization": CALIBRATED | {"quality": 1}}, "quantization.quality is int"),
+        (
+            {"quantization": CALIBRATED | {"calibration": {"origin": "own", "sha256": "x"}}},
+            "quantization.calibration.sha256 is not 64",
+        ),
+        (
+            {"quantization": CALIBRATED | {"measured": {"kl": "small"}}},
+            "quantization.measured.kl is not a number",
+        ),
         ({"rope": {}}, "rope is dict"),
         ({"exporter": 1}, "exporter is int"),
     ],
