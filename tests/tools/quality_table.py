@@ -6,7 +6,8 @@
 REFERENCE is the float32 Hugging Face folder that all files were made of, or a file that
 `edgellm eval --save-reference` wrote. A FILE ends in .edge or .gguf. A text is UTF-8, or
 HumanEval.jsonl.gz, of which prompts and solutions are taken. All score the same tokens: those of
-the first FILE's tokenizer, in windows, each token but the first of a window (`edgellm.eval`).
+the first FILE's tokenizer, in windows, each token but the first of a window (`edgellm.eval`). Name
+a GGUF file first: a folder that transformers saved may have forgotten how a text begins.
 
 An .edge file runs on the engine, with its int8 activations and cache. A GGUF file is dequantised
 and runs in float32, which flatters it: llama.cpp rounds activations too. That takes torch and
@@ -99,16 +100,24 @@ def progress(done: int, total: int) -> None:
 
 
 def markdown(comparisons: Iterable[Comparison]) -> list[str]:
-    """Lines of the table; each text begins with its reference."""
+    """Lines of the table, in which each text begins with its reference, and what was scored."""
     lines = [f"| {' | '.join(HEAD)} |", f"|{' --- |' * 2}{' ---: |' * (len(HEAD) - 2)}"]
+    notes = [""]
     for comparison in comparisons:
         first = comparison.evaluations[0]
         assert first.divergence is not None
         name, expected = first.text.name, first.divergence
+        start = (
+            "the text's own" if first.text.bos_id is None else f"replaced by {first.text.bos_id}"
+        )
+        notes.append(
+            f"{name}: {first.text.num_scored:,} tokens in windows of {first.text.context}, the"
+            f" first of a window {start}."
+        )
         perplexity = half(expected.perplexity, 2)
         lines.append(f"| {name} | {expected.reference} | | | | {perplexity} | |")
         lines += [f"| {name} | {' | '.join(row(one))} |" for one in comparison.evaluations]
-    return lines
+    return lines + notes
 
 
 def row(one: Evaluation) -> tuple[str, ...]:
