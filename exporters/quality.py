@@ -33,7 +33,15 @@ from edgellm.models import ModelDescription
 from edgellm.text import Tokenizer
 from edgellm.types import Float32Array, Int32Array, TensorFormat
 
-__all__ = ["QUALITIES", "Calibrated", "Quality", "QualityName", "calibrate", "compare", "measure_card"]
+__all__ = [
+    "QUALITIES",
+    "Calibrated",
+    "Quality",
+    "QualityName",
+    "calibrate",
+    "compare",
+    "measure_card",
+]
 
 QualityName: TypeAlias = Literal["best", "balanced", "fast"]
 

@@ -145,7 +145,8 @@ def share(
             ).collect()
         print(f"{name}: text and float pass took {perf_counter() - started:.0f} s", flush=True)
     windows, passed = (workspace.load(name) for name in SHARED)
-    assert windows is not None and passed is not None
+    assert windows is not None
+    assert passed is not None
     return windows | {"hidden": passed["hidden"]}
 
 
@@ -163,9 +164,7 @@ def measure(
     options = ExportOptions(threads=threads)
     if variant.steps is not None:
         QUALITIES["balanced"] = variant.steps
-        options = replace(
-            options, quality="balanced", bits=variant.bits, calibration=variant.text
-        )
+        options = replace(options, quality="balanced", bits=variant.bits, calibration=variant.text)
     report = run_plan(plan, output, options)
     seconds = perf_counter() - started
     hidden: Float32Array = shared["hidden"]
