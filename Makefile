@@ -21,7 +21,7 @@ C_FILES = $(shell find native samples -name '*.[ch]' -o -name '*.inl')
 CLANG ?= $(firstword $(foreach name,clang-19 clang,$(shell command -v $(name))))
 PROMPT ?= What is the capital of France, and what is it known for?
 FUZZ_RUNS ?= 10000000
-FUZZ_READERS ?= safetensors=400000 gguf=400000 gguf_model=150000 onnx=50000
+FUZZ_READERS ?= safetensors=300000 packed=200000 gguf=350000 gguf_model=150000 onnx=50000
 
 comma := ,
 say = @printf '\n\033[1m== %s\033[0m\n' "$(1)"

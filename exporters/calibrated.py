@@ -2,8 +2,9 @@
 
 First the float model is run over the calibration windows, which gives the mean square of every
 channel of every matrix's input. From these follow the equalisation and, if there are bytes to
-spend, how many bits each matrix gets. Then the quantised model is run over the same windows; each
-matrix is quantised for the inputs that the matrices before it, quantised already, let through.
+spend, how many bits each matrix gets. Then the quantised model is run over the same windows, the
+float model beside it; each matrix is quantised for the inputs that the matrices before it,
+quantised already, let through, and for the outputs that the float model has there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,26 +27,27 @@ from edgellm.exporters.equalize import (
     equalizing_factors,
 )
 from edgellm.exporters.error_feedback import Feedback, fit, quantize_grouped
+from edgellm.exporters.float_pass import KINDS, run_float_model
+from edgellm.exporters.moments import lacking_outputs, mean_product, moved_weights, token_scales
 from edgellm.exporters.plan import FileTensor, read_whole
 from edgellm.exporters.sensitivity import Candidate, measure_sensitivities, spend
 from edgellm.exporters.source import ModelSource
 from edgellm.exporters.workspace import Workspace
 from edgellm.format.layout import dequantize
 from edgellm.format.spec import tensor_bytes
-from edgellm.models import ModelDescription, fuse, fused_parts, unfuse
-from edgellm.models._reference import Positions, ReferenceCache, ReferenceModel, round_q8
+from edgellm.models import fuse, fused_parts, unfuse
+from edgellm.models._reference import ReferenceCache, ReferenceModel, round_q8
 from edgellm.types import Float32Array, TensorFormat
 
-__all__ = ["KINDS", "Calibrator"]
+__all__ = ["Calibrator"]
 
-KINDS: Final = ("qkv", "o", "gate_up", "down")  # of matrices, in the order of their use
 _FORMATS: Final = (TensorFormat.E4, TensorFormat.E5, TensorFormat.E8)
-_OUTLIER: Final = 10.0  # times the median energy: tokens beyond it count as much as one at it
 _SENSITIVITY_TOKENS: Final = 256
-_MOMENT_COLS: Final = 128
 
 _U8Array = npt.NDArray[np.uint8]
 _Layer = dict[str, Float32Array]
+_Windows = list[Float32Array]
+_Pair = tuple[_Windows, _Windows]  # of the quantised model and of the float model
 Advance = Callable[[], None]
 
 
@@ -57,7 +60,7 @@ class Calibrator:
         calibration: Token ids.
         workspace: Where finished work lies.
         alphas: How far inputs are equalised.
-        feedback: Steps after the weighted fit.
+        feedback: Steps beside the weighted fit.
         pool: Threads to use; the results do not depend on their number.
         advance: Called after every layer of every pass.
 
@@ -102,7 +105,15 @@ class Calibrator:
         """
         known = self._workspace.load("float")
         if known is None:
-            known = self._collect()
+            outside = {name: self._whole(name) for name in ("embed", "final_norm")}
+            known = run_float_model(
+                self._plain,
+                outside,
+                self._layer,
+                self._calibration,
+                self._pool,
+                self._advance,
+            )
             self._workspace.save("float", **known)
         self._float = known
         return known["hidden"]
@@ -139,7 +150,7 @@ class Calibrator:
             self._plain,
             self._calibration.windows[0, :_SENSITIVITY_TOKENS],
             globals_,
-            lambda number: {name: self._whole(name) for name in self._names(f"layers.{number}")},
+            self._layer,
             variants,
             self._pool,
             self._advance,
@@ -166,13 +177,17 @@ class Calibrator:
         if self.description.has_embed_scale:
             embedding["embed_scale"] = kept["embed_scale"][0]
         model = ReferenceModel(self.description, embedding.__getitem__)
-        stream = [model.embed(ids) for ids in self._calibration.windows]
+        windows = self._calibration.windows
+        streams: _Pair = [model.embed(ids) for ids in windows], []
+        if self._feedback.is_asymmetric:
+            model = ReferenceModel(self._plain, {"embed": self._whole("embed")}.__getitem__)
+            streams[1].extend(model.embed(ids) for ids in windows)
         del embedding, model
         for number in range(self.description.num_layers):
             section = f"layers.{number}"
             layer = self._equalised(section)
             kept = self._workspace.load(section) or {}
-            made = self._pass_layer(number, layer, formats, stream, kept)
+            streams, made = self._pass_layer(number, layer, formats, streams, kept)
             if not kept:
                 vectors = {
                     name: fuse(name, [layer[part] for part in parts])
@@ -189,69 +204,84 @@ class Calibrator:
             raise FormatError(f"{self._workspace.folder} was changed meanwhile: export again")
         return found
 
-    def _collect(self) -> _Layer:
-        held, windows = self._calibration.held_out, self._calibration.windows
-        globals_ = {name: self._whole(name) for name in ("embed", "final_norm")}
-        outside = ReferenceModel(self._plain, globals_.__getitem__)
-        stream = [outside.embed(ids) for ids in (*held, *windows)]
-        positions = outside.positions(0, windows.shape[1])
-        del globals_["embed"]
-        kept: _Layer = {}
-        for number in range(self._plain.num_layers):
-            layer = {name: self._whole(name) for name in self._names(f"layers.{number}")}
-            stage = _FloatLayer(self._plain, layer, number, positions)
-            passed = list(self._pool.map(stage.run, stream))
-            stream = [x for x, _ in passed]
-            for kind in KINDS:
-                energies = [squares[kind] for _, squares in passed[len(held) :]]
-                mean = np.mean(energies, axis=0, dtype=np.float64)
-                kept[f"layers.{number}.{kind}"] = np.asarray(mean, np.float32)
-            self._advance()
-        finals = [outside.final(x) for x in stream]
-        kept["hidden"] = np.concatenate(finals[: len(held)])
-        kept["moments"] = self._moments(finals[len(held) :])
-        return kept
-
     def _pass_layer(
         self,
         number: int,
         layer: _Layer,
         formats: Mapping[str, TensorFormat],
-        stream: list[Float32Array],
+        streams: _Pair,
         kept: Mapping[str, npt.NDArray[Any]],
-    ) -> dict[str, _U8Array]:
-        """Takes the stream through a layer, quantising its matrices that are not `kept`."""
+    ) -> tuple[_Pair, dict[str, _U8Array]]:
+        """Quantises a layer's matrices that are not `kept`.
+
+        Returns:
+            The streams after the layer, and the bytes of the matrices.
+        """
         now = dict(layer)
-        model = ReferenceModel(self.description, now.__getitem__, activations="q8", kv="float16")
+        this = self.description
+        model = ReferenceModel(this, now.__getitem__, activations="q8", kv="float16")
+        exact = ReferenceModel(this, layer.__getitem__)
         positions = model.positions(0, self._calibration.windows.shape[1])
         made: dict[str, _U8Array] = {}
 
-        def settle(kind: str, inputs: list[Float32Array]) -> None:
+        def settle(kind: str, inputs: _Pair, added_to: _Pair | None = None) -> None:
             name = f"layers.{number}.{kind}"
             if not kept:
-                moments = self._moments(list(self._pool.map(round_q8, inputs)))
-                made[name] = self._matrix(name, formats[name], self._fused(name, now), moments)
+                weights = self._fused(name, now)
+                made[name] = self._settled(name, formats[name], weights, inputs, added_to)
             get = self._parts_of(name, formats[name], kept[name] if kept else made[name])
             for part in self._parts[name]:
                 now[part] = get(part)
 
-        each = self._pool.map
-        inputs = list(each(lambda x: model.attention_input(x, number), stream))
+        def both(step: Callable[..., Float32Array], *pairs: _Pair) -> _Pair:
+            quantised, floats = zip(*pairs, strict=True)
+            return (
+                list(self._pool.map(partial(step, model), *quantised)),
+                list(self._pool.map(partial(step, exact), *floats)),
+            )
+
+        inputs = both(lambda m, x: m.attention_input(x, number), streams)
         settle("qkv", inputs)
-        cache = ReferenceCache
-        inputs = list(
-            each(lambda h: model.attend(h, number, positions, cache(self.description)), inputs)
-        )
-        settle("o", inputs)
-        added = each(lambda mixed: model.attention_output(mixed, number), inputs)
-        stream[:] = [x + more for x, more in zip(stream, added, strict=True)]
-        inputs = list(each(lambda x: model.ffn_input(x, number), stream))
+        inputs = both(lambda m, x: m.attend(x, number, positions, ReferenceCache(this)), inputs)
+        settle("o", inputs, None if this.has_post_norms else streams)
+        streams = both(lambda m, x, mixed: x + m.attention_output(mixed, number), streams, inputs)
+        inputs = both(lambda m, x: m.ffn_input(x, number), streams)
         settle("gate_up", inputs)
-        inputs = list(each(lambda h: model.ffn_hidden(h, number), inputs))
-        settle("down", inputs)
-        added = each(lambda hidden: model.ffn_output(hidden, number), inputs)
-        stream[:] = [x + more for x, more in zip(stream, added, strict=True)]
-        return made
+        inputs = both(lambda m, x: m.ffn_hidden(x, number), inputs)
+        settle("down", inputs, None if this.has_post_norms else streams)
+        return both(lambda m, x, h: x + m.ffn_output(h, number), streams, inputs), made
+
+    def _settled(
+        self,
+        name: str,
+        tensor_format: TensorFormat,
+        weights: Float32Array,
+        inputs: _Pair,
+        added_to: _Pair | None,
+    ) -> _U8Array:
+        """Stored bytes of a matrix of a layer.
+
+        Args:
+            name: Its name.
+            tensor_format: Its format.
+            weights: What it is in the float model.
+            inputs: What it multiplies.
+            added_to: The streams that its outputs are added to, if they are as they come.
+        """
+        each = self._pool.map
+        rounded = list(each(round_q8, inputs[0]))
+        scales = [token_scales(x) for x in rounded]
+        seen = [x * scale for x, scale in zip(rounded, scales, strict=True)]
+        moments = mean_product(seen, seen, self._pool)
+        if inputs[1]:
+            lacking = list(each(lambda x, y, scale: (y - x) * scale, rounded, inputs[1], scales))
+            if added_to is None:
+                missing = weights @ mean_product(lacking, seen, self._pool)
+            else:
+                lacking = list(each(partial(lacking_outputs, weights), lacking, *added_to, scales))
+                missing = mean_product(lacking, seen, self._pool)
+            weights = moved_weights(weights, moments, missing)
+        return self._matrix(name, tensor_format, weights, moments)
 
     def _quantise_globals(self, formats: Mapping[str, TensorFormat]) -> dict[str, npt.NDArray[Any]]:
         """Embedding and head, the final norm and what undoes the embedding's factors."""
@@ -308,7 +338,8 @@ class Calibrator:
     def _equalised(self, section: str) -> _Layer:
         """Canonical tensors of a layer, equalised, by name."""
         prefix = f"{section}."
-        layer = {name.removeprefix(prefix): self._whole(name) for name in self._names(section)}
+        whole = self._layer(int(section.rpartition(".")[2]))
+        layer = {name.removeprefix(prefix): value for name, value in whole.items()}
         squares = {kind: self._float[prefix + kind] for kind in KINDS}
         layer |= equalize_attention(layer, squares, self._alphas, self._plain)
         layer |= equalize_ffn(layer, squares, self._alphas, self._plain)
@@ -347,48 +378,9 @@ class Calibrator:
         whole = dequantize(data, tensor_format, tensor.rows, tensor.cols)
         return unfuse(self.description, {name: whole}.__getitem__)
 
-    def _moments(self, inputs: list[Float32Array]) -> Float32Array:
-        """Mean of x^T x over the tokens x of (n, cols) inputs, (cols, cols)."""
-        whole = np.concatenate([_weighed(value) for value in inputs])
-        firsts = range(0, whole.shape[1], _MOMENT_COLS)
-        parts = [whole[:, first : first + _MOMENT_COLS] for first in firsts]
-        rows = list(self._pool.map(lambda part: part.T @ whole, parts))
-        return np.asarray(np.concatenate(rows) / np.float32(len(whole)), np.float32)
-
-    def _names(self, section: str) -> list[str]:
-        return [name for name in self._sources if name.startswith(f"{section}.")]
+    def _layer(self, number: int) -> _Layer:
+        prefix = f"layers.{number}."
+        return {name: self._whole(name) for name in self._sources if name.startswith(prefix)}
 
     def _whole(self, name: str) -> Float32Array:
         return read_whole(self._source, self._sources[name])
-
-
-class _FloatLayer:
-    """A layer of the float model, and what its matrices meet."""
-
-    def __init__(
-        self, description: ModelDescription, layer: _Layer, number: int, positions: Positions
-    ) -> None:
-        self._model = ReferenceModel(description, layer.__getitem__)
-        self._number = number
-        self._positions = positions
-
-    def run(self, x: Float32Array) -> tuple[Float32Array, dict[str, Float32Array]]:
-        """The stream after the layer, and by kind the mean squares of the inputs' channels."""
-        model, number = self._model, self._number
-        attended = model.attention_input(x, number)
-        cache = ReferenceCache(model.description)
-        mixed = model.attend(attended, number, self._positions, cache)
-        x = x + model.attention_output(mixed, number)
-        normed = model.ffn_input(x, number)
-        hidden = model.ffn_hidden(normed, number)
-        x = x + model.ffn_output(hidden, number)
-        inputs = zip(KINDS, (attended, mixed, normed, hidden), strict=True)
-        return x, {kind: np.square(_weighed(value)).mean(axis=0) for kind, value in inputs}
-
-
-def _weighed(inputs: Float32Array) -> Float32Array:
-    """(n, cols) inputs; a token that towers over the others (an attention sink) is made smaller."""
-    energy = np.square(inputs).sum(axis=1, dtype=np.float64)
-    limit = _OUTLIER * float(np.median(energy))
-    scale = np.sqrt(np.minimum(1.0, limit / np.maximum(energy, 1e-30)))
-    return np.asarray(inputs * scale[:, None].astype(np.float32), np.float32)

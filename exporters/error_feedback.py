@@ -36,15 +36,18 @@ _MAX_ATTEMPTS: Final = 8  # at a damping that lets the Cholesky factorisation su
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feedback:
-    """Which steps are taken after the weighted fit.
+    """Which steps are taken beside the weighted fit.
 
     Attributes:
+        is_asymmetric: Whether the float model's outputs are what a matrix is fitted to, though its
+            inputs are the quantised model's.
         is_spread: Whether the error of a column is spread over the columns to come.
         sweeps: Coordinate descents over all columns, each after a refit of D but the first.
         damping: What is added to H's diagonal, as a part of its mean: with few calibration tokens
             H is known badly, and a larger damping trusts it less.
     """
 
+    is_asymmetric: bool = True
     is_spread: bool = True
     sweeps: int = 2
     damping: float = 0.3

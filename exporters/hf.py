@@ -205,7 +205,9 @@ def read_configs(folder: Path, files: list[Path]) -> FolderConfig:
 
 
 def _open_tensors(folder: Path, files: list[Path]) -> ShardedTensors:
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    index = folder / "model.safetensors.index.json"
+    found = [] if index.is_file() else [*folder.glob("*.safetensors")]  # AutoGPTQ names its own way
+    single = found[0] if len(found) == 1 else folder / "model.safetensors"
     if single.is_file():
         files.append(single)
         return ShardedTensors([SafetensorsFile(single)])

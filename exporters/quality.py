@@ -56,7 +56,7 @@ class Quality:
 
     Attributes:
         windows: Calibration windows of 512 tokens.
-        feedback: Steps after the weighted fit.
+        feedback: Steps beside the weighted fit.
         alphas: How far inputs are equalised.
     """
 

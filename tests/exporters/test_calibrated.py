@@ -20,11 +20,13 @@ from tiny_models import ARCHITECTURES, write_tiny_model
 from edgellm.cli import cli
 from edgellm.errors import EdgeLLMError, FormatError
 from edgellm.exporters import quality
-from edgellm.exporters.calibrated import KINDS, Calibrator
+from edgellm.exporters.calibrated import Calibrator
 from edgellm.exporters.calibration import Calibration, digest
 from edgellm.exporters.equalize import Alphas
 from edgellm.exporters.error_feedback import Feedback, fit, quantize_grouped
 from edgellm.exporters.export import ExportOptions, export_model, plan_export, run_plan
+from edgellm.exporters.float_pass import KINDS
+from edgellm.exporters.moments import mean_product, moved_weights, token_scales
 from edgellm.exporters.quality import Quality
 from edgellm.exporters.sensitivity import Candidate, spend
 from edgellm.exporters.workers import workers
@@ -122,6 +124,41 @@ def test_error_feedback_is_that_of_the_paper(pool: Executor) -> None:
         rest[:, order[i + 1 :]] -= error[:, None] * upper[i, i + 1 :]
     assert np.mean(codes != found) < 0.01  # float32 rounds a few the other way
     assert np.mean(codes != fitted.codes) > 0.1
+
+
+def test_moved_weights_bring_outputs_closer(pool: Executor) -> None:
+    random = np.random.default_rng(2)
+    weights, _ = correlated(24, 96)
+    floats = [random.standard_normal((400, 96)).astype(np.float32) for _ in range(3)]
+    mixing = np.eye(96) + 0.1 * random.standard_normal((96, 96))
+    inputs = [(x @ mixing).astype(np.float32) for x in floats]  # what came before is off
+    missing = mean_product(
+        [(a - b) @ weights.T for a, b in zip(floats, inputs, strict=True)], inputs, pool
+    )
+    moved = moved_weights(weights, mean_product(inputs, inputs, pool), missing)
+
+    def distance(found: Float32Array) -> float:
+        pairs = zip(floats, inputs, strict=True)
+        return sum(float(np.square(x @ weights.T - y @ found.T).sum()) for x, y in pairs)
+
+    assert distance(moved) < 0.5 * distance(weights)
+
+
+def test_products_are_the_mean_over_tokens(pool: Executor) -> None:
+    random = np.random.default_rng(3)
+    left = [random.standard_normal((n, 150)).astype(np.float32) for n in (5, 7)]
+    right = [random.standard_normal((n, 40)).astype(np.float32) for n in (5, 7)]
+    expected = np.concatenate(left).T @ np.concatenate(right) / 12
+    assert np.allclose(mean_product(left, right, pool), expected, atol=1e-5)
+
+
+def test_no_token_towers_over_the_others() -> None:
+    inputs = np.ones((9, 4), np.float32)
+    inputs[3] *= 1000
+    scales = token_scales(inputs)
+    assert scales.shape == (9, 1)
+    assert np.array_equal(np.delete(scales, 3), np.ones(8))
+    assert np.square(inputs[3] * scales[3]).sum() == pytest.approx(40, rel=1e-5)
 
 
 def test_bytes_do_not_depend_on_the_number_of_threads() -> None:

@@ -84,6 +84,15 @@ class Checkpoint:
         path.write_text(json.dumps({**config, "quantization_config": self.config}))
 
 
+def test_a_single_file_of_another_name(tmp_path: Path) -> None:
+    folder = Checkpoint(tmp_path / "model", "gptq", 64).folder
+    (folder / "model.safetensors").rename(folder / "gptq_model-4bit-64g.safetensors")
+    assert open_source(folder).tensors.dtype("model.layers.0.mlp.up_proj.weight") == "GPTQ g64"
+    (folder / "another.safetensors").write_bytes(b"")
+    with pytest.raises(FormatError, match=r"neither model.safetensors nor"):
+        open_source(folder)
+
+
 @pytest.mark.parametrize(
     ("method", "group", "config"),
     [

@@ -10,6 +10,7 @@ leave the rest whole. Whatever a reader raises that is not of edgellm's own kind
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import struct
@@ -31,8 +32,10 @@ from tiny_models import write_tiny_model
 from edgellm.errors import EdgeLLMError
 from edgellm.exporters.gguf import GGUFFile
 from edgellm.exporters.gguf_model import load_gguf
+from edgellm.exporters.hf import ShardedTensors
 from edgellm.exporters.onnx_model import load_onnx
 from edgellm.exporters.onnx_ops import HANDLERS
+from edgellm.exporters.packed import PackedTensors, read_packing
 from edgellm.exporters.plan import plan_tensors
 from edgellm.exporters.safetensors import SafetensorsFile
 from edgellm.exporters.source import ModelSource, TensorStore
@@ -42,6 +45,7 @@ SIZES = {
     "num_key_value_heads": 1, "head_dim": 16, "max_position_embeddings": 64, "rope_scaling": None,
 }  # fmt: skip
 NUMBERS = (0, 1, 2, 3, 15, 16, 31, 32, 33, 64, 255, 2**16, 2**31, 2**32 - 1, 2**40, 2**63 - 1)
+PACKED_GROUP = 16  # inputs
 OPS = sorted({name for _, name in HANDLERS} | {"If", "Constant", "GatherBlockQuantized"})
 
 
@@ -64,6 +68,19 @@ def read_model(source: ModelSource) -> None:
 
 def read_safetensors(folder: Path, data: bytes) -> None:
     read_all(SafetensorsFile(place(folder, "model.safetensors", data)))
+
+
+def read_packed(folder: Path, data: bytes) -> None:
+    """The same tensors as GPTQ's and as AWQ's."""
+    store = ShardedTensors([SafetensorsFile(place(folder, "model.safetensors", data))])
+    for method in ("gptq", "awq"):
+        entry = {"quant_method": method, "bits": 4, "group_size": PACKED_GROUP}
+        packing = read_packing({"quantization_config": entry}, "config.json")
+        assert packing is not None
+        try:
+            read_all(PackedTensors(store, packing, ()))
+        except EdgeLLMError:
+            continue
 
 
 def read_gguf(folder: Path, data: bytes) -> None:
@@ -112,6 +129,15 @@ def mutate_safetensors(data: bytes, source: random.Random) -> bytes:
     except (ValueError, TypeError, RecursionError):
         return bytes(atheris.Mutate(data, len(data) + 64))
     return safetensors_bytes(header, data[8 + length :])
+
+
+def mutate_packed(data: bytes, source: random.Random) -> bytes:
+    """The group of an input, or the header."""
+    length = int.from_bytes(data[:8], "little")
+    if source.random() < 0.7 or len(data) <= 8 + length + 4:
+        return mutate_safetensors(data, source)
+    at = 8 + length + 4 * source.randrange((len(data) - 8 - length) // 4)
+    return data[:at] + struct.pack("<I", source.choice(NUMBERS) % 2**32) + data[at + 4 :]
 
 
 def mutate_json(value: Any, source: random.Random) -> None:
@@ -208,6 +234,26 @@ def safetensors_seeds(folder: Path) -> Iterator[bytes]:
     yield safetensors_bytes(header, bytes(end))
 
 
+def packed_seeds(folder: Path) -> Iterator[bytes]:
+    """A matrix of 32 inputs and 16 outputs; GPTQ's has the groups of its inputs first."""
+    del folder
+    for shape in ((4, 16), (32, 2)):
+        parts = {
+            "x.g_idx": ("I32", (32,), 4),
+            "x.qweight": ("I32", shape, 4),
+            "x.qzeros": ("I32", (2, 2), 4),
+            "x.scales": ("F16", (2, 16), 2),
+            "x.bias": ("F16", (16,), 2),
+        }
+        header: dict[str, Any] = {}
+        end = 0
+        for name, (kind, dimensions, size) in parts.items():
+            offsets = [end, end + size * math.prod(dimensions)]
+            header[name] = {"dtype": kind, "shape": list(dimensions), "data_offsets": offsets}
+            end = offsets[1]
+        yield safetensors_bytes(header, bytes(end))
+
+
 def gguf_seeds(folder: Path) -> Iterator[bytes]:
     del folder
     fields = {"a": 1, "b": "text", "c": [1, 2], "d": ["x", "y"], "e": 0.5, "f": True}
@@ -243,6 +289,7 @@ Mutation = Callable[[bytes, random.Random], bytes]
 Seeds = Callable[[Path], Iterator[bytes]]
 TARGETS: dict[str, tuple[Reader, Mutation, Seeds]] = {
     "safetensors": (read_safetensors, mutate_safetensors, safetensors_seeds),
+    "packed": (read_packed, mutate_packed, packed_seeds),
     "gguf": (read_gguf, mutate_bytes, gguf_seeds),
     "gguf_model": (read_gguf_model, mutate_bytes, gguf_model_seeds),
     "onnx": (read_onnx, mutate_onnx, onnx_seeds),

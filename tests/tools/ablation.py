@@ -38,7 +38,7 @@ BUILD: Final = Path(__file__).parents[2] / "build/ablation"
 SHARED: Final = ("windows", "float")
 OWN_TEXT: Final = Path(quality.__file__).with_name("calibration.txt")
 BALANCED: Final = QUALITIES["balanced"]
-FIT: Final = Feedback(is_spread=False, sweeps=0)
+FIT: Final = Feedback(is_asymmetric=False, is_spread=False, sweeps=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +67,9 @@ def _variants() -> Iterator[Variant]:
         ("fit weighted by the inputs", Alphas(), FIT),
         ("layers equalised", replace(ALPHAS, head=0.0), FIT),
         ("head equalised", ALPHAS, FIT),
-        ("error feedback", ALPHAS, Feedback(sweeps=0)),
-        ("coordinate descent (balanced)", ALPHAS, Feedback()),
+        ("error feedback", ALPHAS, replace(FIT, is_spread=True)),
+        ("coordinate descent, refit of D", ALPHAS, Feedback(is_asymmetric=False)),
+        ("asymmetric target (balanced)", ALPHAS, Feedback()),
     ):
         steps = replace(BALANCED, alphas=alphas, feedback=feedback)
         yield Variant(name=name, base=previous, steps=steps)

@@ -1,0 +1,98 @@
+"""What calibration inputs say of a matrix: second moments, and the weights that suit them best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import Final
+
+import numpy as np
+
+from edgellm.types import Float32Array
+
+__all__ = ["lacking_outputs", "mean_product", "moved_weights", "token_scales"]
+
+_OUTLIER: Final = 10.0  # times the median energy: tokens beyond it count as much as one at it
+_COLS: Final = 128  # of a product computed at a time
+_DAMPING: Final = 1.0  # times the mean of the diagonal
+_STREAM_SHARE: Final = 0.5  # of what the stream lacks, that a matrix which adds to it makes good
+
+
+def token_scales(inputs: Float32Array) -> Float32Array:
+    """What to multiply tokens by, so that none towers over the others (an attention sink).
+
+    Args:
+        inputs: (n, cols).
+
+    Returns:
+        (n, 1) float32, at most 1.
+    """
+    energy = np.square(inputs).sum(axis=1, dtype=np.float64, keepdims=True)
+    limit = _OUTLIER * float(np.median(energy))
+    scales = np.sqrt(np.minimum(1.0, limit / np.maximum(energy, 1e-30)))
+    return np.asarray(scales, np.float32)
+
+
+def mean_product(
+    left: Sequence[Float32Array], right: Sequence[Float32Array], pool: Executor
+) -> Float32Array:
+    """Mean of a^T b over the tokens of windows.
+
+    Args:
+        left: (n, rows) of each window.
+        right: (n, cols) of each window.
+        pool: Threads to use; the result does not depend on their number.
+
+    Returns:
+        (rows, cols) float32.
+    """
+    tokens = sum(map(len, left))
+
+    def part(first: int) -> Float32Array:
+        pairs = zip(left, right, strict=True)
+        total = sum((a[:, first : first + _COLS].T @ b for a, b in pairs), np.float32(0))
+        return np.asarray(total, np.float32) / np.float32(tokens)
+
+    return np.concatenate(list(pool.map(part, range(0, left[0].shape[1], _COLS))))
+
+
+def lacking_outputs(
+    weights: Float32Array,
+    inputs: Float32Array,
+    stream: Float32Array,
+    exact: Float32Array,
+    scales: Float32Array,
+) -> Float32Array:
+    """What the outputs lack and a share of what the stream lacks already, (n, rows).
+
+    Args:
+        weights: (rows, cols).
+        inputs: (n, cols) what they lack, times `scales`.
+        stream: (n, rows) that of the quantised model.
+        exact: (n, rows) that of the float model.
+        scales: (n, 1).
+    """
+    return inputs @ weights.T + (exact - stream) * (scales * np.float32(_STREAM_SHARE))
+
+
+def moved_weights(
+    weights: Float32Array, moments: Float32Array, missing: Float32Array
+) -> Float32Array:
+    """Weights whose outputs on the quantised model's inputs are closest to the float model's.
+
+    Args:
+        weights: (rows, cols) W.
+        moments: (cols, cols) mean of x^T x over the quantised model's inputs x.
+        missing: (rows, cols) mean of d^T x, d what W's outputs on these inputs lack.
+
+    Returns:
+        (rows, cols) W + missing (moments + damping)^-1.
+
+    Source: the asymmetric calibration of Li et al., GPTAQ, arXiv:2504.02692, by least squares.
+    """
+    damped = moments.copy()
+    diagonal = np.arange(len(damped))
+    mean = max(float(moments.diagonal().mean(dtype=np.float64)), 1e-30)
+    damped[diagonal, diagonal] += np.float32(_DAMPING * mean)
+    moved = weights + np.linalg.solve(damped, missing.T).T
+    return np.ascontiguousarray(moved, np.float32)
