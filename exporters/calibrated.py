@@ -28,7 +28,13 @@ from edgellm.exporters.equalize import (
 )
 from edgellm.exporters.error_feedback import Feedback, fit, quantize_grouped
 from edgellm.exporters.float_pass import KINDS, run_float_model
-from edgellm.exporters.moments import lacking_outputs, mean_product, moved_weights, token_scales
+from edgellm.exporters.moments import (
+    lacking_outputs,
+    mean_product,
+    moved_weights,
+    second_moments,
+    token_scales,
+)
 from edgellm.exporters.plan import FileTensor, read_whole
 from edgellm.exporters.sensitivity import Candidate, measure_sensitivities, spend
 from edgellm.exporters.source import ModelSource
@@ -272,7 +278,8 @@ class Calibrator:
         rounded = list(each(round_q8, inputs[0]))
         scales = [token_scales(x) for x in rounded]
         seen = [x * scale for x, scale in zip(rounded, scales, strict=True)]
-        moments = mean_product(seen, seen, self._pool)
+        moments = second_moments(seen, self._pool)
+        missing = None
         if inputs[1]:
             lacking = list(each(lambda x, y, scale: (y - x) * scale, rounded, inputs[1], scales))
             if added_to is None:
@@ -280,8 +287,7 @@ class Calibrator:
             else:
                 lacking = list(each(partial(lacking_outputs, weights), lacking, *added_to, scales))
                 missing = mean_product(lacking, seen, self._pool)
-            weights = moved_weights(weights, moments, missing)
-        return self._matrix(name, tensor_format, weights, moments)
+        return self._matrix(name, tensor_format, weights, moments, missing)
 
     def _quantise_globals(self, formats: Mapping[str, TensorFormat]) -> dict[str, npt.NDArray[Any]]:
         """Embedding and head, the final norm and what undoes the embedding's factors."""
@@ -304,12 +310,18 @@ class Calibrator:
         tensor_format: TensorFormat,
         weights: Float32Array,
         moments: Float32Array,
+        missing: Float32Array | None = None,
     ) -> _U8Array:
-        """Stored bytes of a matrix, quantised for inputs of these second moments."""
+        """Stored bytes of a matrix; for the arguments see `quantize_grouped`."""
         try:
-            if tensor_format == TensorFormat.E8:
-                return fit(tensor_format, weights, moments.diagonal(), self._pool)
-            return quantize_grouped(tensor_format, weights, moments, self._feedback, self._pool)
+            feedback = self._feedback
+            if tensor_format != TensorFormat.E8 and (feedback.is_spread or feedback.sweeps):
+                return quantize_grouped(
+                    tensor_format, weights, moments, missing, feedback, self._pool
+                )
+            if missing is not None:
+                weights = moved_weights(weights, moments, missing)
+            return fit(tensor_format, weights, moments.diagonal(), self._pool)
         except ValueError as error:
             raise FormatError(f"tensor {name}: {error}") from None
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm._native import quantize
+from edgellm.exporters.moments import moved_weights
 from edgellm.format.layout import Grouped, pack_grouped, unpack_grouped
 from edgellm.format.spec import GROUP_COLS, SUPERBLOCK_COLS, tensor_bytes
 from edgellm.types import Float32Array, TensorFormat
@@ -87,6 +88,7 @@ def quantize_grouped(
     tensor_format: TensorFormat,
     weights: Float32Array,
     moments: Float32Array,
+    missing: Float32Array | None,
     feedback: Feedback,
     pool: Executor,
 ) -> _U8Array:
@@ -96,6 +98,7 @@ def quantize_grouped(
         tensor_format: E4 or E5.
         weights: (rows, cols) float32.
         moments: (cols, cols) float32, the mean of x^T x over calibration inputs x (1, cols).
+        missing: What the outputs lack on these inputs (`moved_weights`), if anything.
         feedback: Steps to take.
         pool: Threads to use; the bytes do not depend on their number.
 
@@ -106,12 +109,13 @@ def quantize_grouped(
         ValueError: A weight is not finite.
     """
     rows, cols = weights.shape
-    fitted = fit(tensor_format, weights, moments.diagonal(), pool)
-    if not feedback.is_spread and not feedback.sweeps:
-        return fitted
-    parts = unpack_grouped(fitted, tensor_format, rows, cols)
     order = np.argsort(-moments.diagonal(), kind="stable")
-    damped, factor = _factorise(moments, order, feedback.damping)
+    factors = pool.submit(_factorise, moments, order, feedback.damping)
+    if missing is not None:
+        weights = moved_weights(weights, moments, missing)
+    fitted = fit(tensor_format, weights, moments.diagonal(), pool)
+    damped, factor = factors.result()
+    parts = unpack_grouped(fitted, tensor_format, rows, cols)
     codes = parts.codes.copy()
     d = parts.d.copy()
     count = min(max(-(-rows // 4), _LEAST_ROWS), _MOST_ROWS)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from edgellm.exporters.calibration import Calibration
-from edgellm.exporters.moments import mean_product, token_scales
+from edgellm.exporters.moments import second_moments, token_scales
 from edgellm.models import ModelDescription
 from edgellm.models._reference import Positions, ReferenceCache, ReferenceModel
 from edgellm.types import Float32Array
@@ -61,7 +61,7 @@ def run_float_model(
     finals = [outside.final(x) for x in stream]
     kept["hidden"] = np.concatenate(finals[: len(held)])
     seen = [x * token_scales(x) for x in finals[len(held) :]]
-    kept["moments"] = mean_product(seen, seen, pool)
+    kept["moments"] = second_moments(seen, pool)
     return kept
 
 

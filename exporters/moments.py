@@ -10,7 +10,7 @@ import numpy as np
 
 from edgellm.types import Float32Array
 
-__all__ = ["lacking_outputs", "mean_product", "moved_weights", "token_scales"]
+__all__ = ["lacking_outputs", "mean_product", "moved_weights", "second_moments", "token_scales"]
 
 _OUTLIER: Final = 10.0  # times the median energy: tokens beyond it count as much as one at it
 _COLS: Final = 128  # of a product computed at a time
@@ -33,6 +33,28 @@ def token_scales(inputs: Float32Array) -> Float32Array:
     return np.asarray(scales, np.float32)
 
 
+def second_moments(inputs: Sequence[Float32Array], pool: Executor) -> Float32Array:
+    """Mean of x^T x over the tokens x of windows.
+
+    Args:
+        inputs: (n, cols) of each window.
+        pool: Threads to use; the result does not depend on their number.
+
+    Returns:
+        (cols, cols) float32.
+    """
+    cols = inputs[0].shape[1]
+    out = np.empty((cols, cols), np.float32)
+
+    def part(first: int) -> None:
+        rows, rest = slice(first, first + _COLS), slice(first, cols)
+        out[rows, rest] = _mean([x[:, rows] for x in inputs], [x[:, rest] for x in inputs])
+        out[rest, rows] = out[rows, rest].T
+
+    list(pool.map(part, range(0, cols, _COLS)))
+    return out
+
+
 def mean_product(
     left: Sequence[Float32Array], right: Sequence[Float32Array], pool: Executor
 ) -> Float32Array:
@@ -46,14 +68,16 @@ def mean_product(
     Returns:
         (rows, cols) float32.
     """
-    tokens = sum(map(len, left))
 
     def part(first: int) -> Float32Array:
-        pairs = zip(left, right, strict=True)
-        total = sum((a[:, first : first + _COLS].T @ b for a, b in pairs), np.float32(0))
-        return np.asarray(total, np.float32) / np.float32(tokens)
+        return _mean([x[:, first : first + _COLS] for x in left], right)
 
     return np.concatenate(list(pool.map(part, range(0, left[0].shape[1], _COLS))))
+
+
+def _mean(left: Sequence[Float32Array], right: Sequence[Float32Array]) -> Float32Array:
+    total = sum((a.T @ b for a, b in zip(left, right, strict=True)), np.float32(0))
+    return np.asarray(total, np.float32) / np.float32(sum(map(len, left)))
 
 
 def lacking_outputs(

@@ -26,7 +26,7 @@ from edgellm.exporters.equalize import Alphas
 from edgellm.exporters.error_feedback import Feedback, fit, quantize_grouped
 from edgellm.exporters.export import ExportOptions, export_model, plan_export, run_plan
 from edgellm.exporters.float_pass import KINDS
-from edgellm.exporters.moments import mean_product, moved_weights, token_scales
+from edgellm.exporters.moments import mean_product, moved_weights, second_moments, token_scales
 from edgellm.exporters.quality import Quality
 from edgellm.exporters.sensitivity import Candidate, spend
 from edgellm.exporters.workers import workers
@@ -86,7 +86,7 @@ def test_each_step_of_error_feedback_lowers_the_loss(kind: TensorFormat, pool: E
         Feedback(is_spread=True, sweeps=2, damping=0.01),
     ]
     losses = [
-        loss(quantize_grouped(kind, weights, moments, step, pool), kind, weights, moments)
+        loss(quantize_grouped(kind, weights, moments, None, step, pool), kind, weights, moments)
         for step in steps
     ]
     assert losses[1] < 0.8 * losses[0]
@@ -96,7 +96,7 @@ def test_each_step_of_error_feedback_lowers_the_loss(kind: TensorFormat, pool: E
 @pytest.mark.parametrize("kind", GROUPED)
 def test_error_feedback_keeps_within_the_format(kind: TensorFormat, pool: Executor) -> None:
     weights, moments = correlated(21, 96)
-    data = quantize_grouped(kind, weights, moments, Feedback(), pool)
+    data = quantize_grouped(kind, weights, moments, None, Feedback(), pool)
     parts = unpack_grouped(data, kind, 21, 96)
     wide = parts.s[:, :, None].astype(int) * parts.codes.reshape(21, -1, 32) - parts.z[:, :, None]
     assert np.array_equal(wide.reshape(21, -1), integers(data, kind, 21, 96)[0])
@@ -108,7 +108,7 @@ def test_error_feedback_is_that_of_the_paper(pool: Executor) -> None:
     kind, feedback = TensorFormat.E4, Feedback(sweeps=0, damping=0.05)
     fitted = unpack_grouped(fit(kind, weights, moments.diagonal(), pool), kind, 32, 160)
     found = unpack_grouped(
-        quantize_grouped(kind, weights, moments, feedback, pool), kind, 32, 160
+        quantize_grouped(kind, weights, moments, None, feedback, pool), kind, 32, 160
     ).codes
     step = np.repeat(fitted.d, 256, axis=1)[:, :160] * np.repeat(fitted.s, 32, axis=1)
     zero = np.repeat(fitted.z / fitted.s, 32, axis=1)
@@ -135,7 +135,7 @@ def test_moved_weights_bring_outputs_closer(pool: Executor) -> None:
     missing = mean_product(
         [(a - b) @ weights.T for a, b in zip(floats, inputs, strict=True)], inputs, pool
     )
-    moved = moved_weights(weights, mean_product(inputs, inputs, pool), missing)
+    moved = moved_weights(weights, second_moments(inputs, pool), missing)
 
     def distance(found: Float32Array) -> float:
         pairs = zip(floats, inputs, strict=True)
@@ -150,6 +150,10 @@ def test_products_are_the_mean_over_tokens(pool: Executor) -> None:
     right = [random.standard_normal((n, 40)).astype(np.float32) for n in (5, 7)]
     expected = np.concatenate(left).T @ np.concatenate(right) / 12
     assert np.allclose(mean_product(left, right, pool), expected, atol=1e-5)
+    expected = np.concatenate(left).T @ np.concatenate(left) / 12
+    moments = second_moments(left, pool)
+    assert np.allclose(moments, expected, atol=1e-5)
+    assert np.array_equal(moments, moments.T)
 
 
 def test_no_token_towers_over_the_others() -> None:
@@ -166,14 +170,16 @@ def test_bytes_do_not_depend_on_the_number_of_threads() -> None:
     results = []
     for threads in (1, 3):
         with workers(threads) as pool:
-            results.append(quantize_grouped(TensorFormat.E4, weights, moments, Feedback(), pool))
+            results.append(
+                quantize_grouped(TensorFormat.E4, weights, moments, None, Feedback(), pool)
+            )
     assert np.array_equal(*results)
 
 
 def test_moments_without_information_are_damped_until_they_factorise(pool: Executor) -> None:
     weights, _ = correlated(16, 64)
     moments = np.zeros((64, 64), np.float32)
-    data = quantize_grouped(TensorFormat.E4, weights, moments, Feedback(), pool)
+    data = quantize_grouped(TensorFormat.E4, weights, moments, None, Feedback(), pool)
     assert np.abs(dequantize(data, TensorFormat.E4, 16, 64) - weights).max() < 0.1
 
 
