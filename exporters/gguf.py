@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from edgellm.errors import FormatError, MissingExtraError, UnsupportedModelError
-from edgellm.exporters.source import refuse_lfs_pointer
+from edgellm.exporters.source import let_go, refuse_lfs_pointer
 from edgellm.types import Float32Array, round_up
 
 MAGIC = b"GGUF"
@@ -151,9 +151,8 @@ class GGUFFile:
         tensor = self.tensors[name]
         cols = tensor.shape[-1]
         row_bytes = tensor.size // (math.prod(tensor.shape) // cols)
-        raw = np.frombuffer(
-            self._map, np.uint8, count * row_bytes, tensor.offset + first * row_bytes
-        ).reshape(count, row_bytes)
+        start = tensor.offset + first * row_bytes
+        raw = np.frombuffer(self._map, np.uint8, count * row_bytes, start).reshape(count, row_bytes)
         try:
             values = self._gguf.quants.dequantize(raw, self._gguf.GGMLQuantizationType(tensor.type))
         except NotImplementedError:
@@ -161,6 +160,7 @@ class GGUFFile:
                 f"{self.path}: tensor {name!r} is of type {self.dtype(name)}, which the gguf "
                 "package cannot dequantise; export from another quantisation of the model"
             ) from None
+        let_go(self._map, start, raw.nbytes)
         return np.ascontiguousarray(values, np.float32).reshape(count, cols)
 
     def _read_tensors(self, cursor: _Cursor, num_tensors: int) -> dict[str, GGUFTensor]:

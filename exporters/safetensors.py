@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import FormatError, UnsupportedModelError
-from edgellm.exporters.source import parse_json, refuse_lfs_pointer
+from edgellm.exporters.source import let_go, parse_json, refuse_lfs_pointer
 from edgellm.types import Float32Array
 
 MAX_HEADER_BYTES = 100_000_000
@@ -99,12 +99,14 @@ class SafetensorsFile:
             )
         cols = tensor.shape[-1]
         dtype = np.dtype(_READABLE[tensor.dtype])
-        raw = np.frombuffer(
-            self._map, dtype, count * cols, tensor.offset + first * cols * dtype.itemsize
-        ).reshape(count, cols)
+        start = tensor.offset + first * cols * dtype.itemsize
+        raw = np.frombuffer(self._map, dtype, count * cols, start).reshape(count, cols)
         if tensor.dtype == "BF16":
-            return (raw.astype(np.uint32) << 16).view(np.float32)
-        return raw.astype(np.float32)
+            values = (raw.astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = raw.astype(np.float32)
+        let_go(self._map, start, raw.nbytes)
+        return values
 
     def array(self, name: str) -> npt.NDArray[Any]:
         """The tensor's numbers where they lie, read-only; BF16 as uint16.

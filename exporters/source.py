@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,6 +99,13 @@ def refuse_lfs_pointer(path: Path, head: bytes) -> None:
     """Raises FormatError if `head`, the file's first bytes, is a Git-LFS pointer's."""
     if head.startswith(LFS_POINTER):
         raise FormatError(f"{path} is a Git-LFS pointer, not the file itself: run git lfs pull")
+
+
+def let_go(mapped: mmap.mmap, start: int, size: int) -> None:
+    """Takes bytes of a mapped file out of this process's memory; a later read maps them again."""
+    if hasattr(mmap, "MADV_DONTNEED"):
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_DONTNEED, first, start + size - first)
 
 
 def read_json(path: Path) -> dict[str, Any]:
