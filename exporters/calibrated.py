@@ -32,6 +32,7 @@ from edgellm.exporters.moments import (
     lacking_outputs,
     mean_product,
     moved_weights,
+    output_error,
     second_moments,
     token_scales,
 )
@@ -188,7 +189,7 @@ class Calibrator:
         if self._feedback.is_asymmetric:
             model = ReferenceModel(self._plain, {"embed": self._whole("embed")}.__getitem__)
             streams[1].extend(model.embed(ids) for ids in windows)
-        del embedding, model
+        del embedding, model, get, kept
         for number in range(self.description.num_layers):
             section = f"layers.{number}"
             layer = self._equalised(section)
@@ -277,16 +278,18 @@ class Calibrator:
         each = self._pool.map
         rounded = list(each(round_q8, inputs[0]))
         scales = [token_scales(x) for x in rounded]
-        seen = [x * scale for x, scale in zip(rounded, scales, strict=True)]
-        moments = second_moments(seen, self._pool)
         missing = None
         if inputs[1]:
-            lacking = list(each(lambda x, y, scale: (y - x) * scale, rounded, inputs[1], scales))
-            if added_to is None:
-                missing = weights @ mean_product(lacking, seen, self._pool)
-            else:
-                lacking = list(each(partial(lacking_outputs, weights), lacking, *added_to, scales))
-                missing = mean_product(lacking, seen, self._pool)
+            lack = np.subtract if added_to is None else partial(lacking_outputs, weights)
+            lacking = list(each(lack, inputs[1], rounded, *(added_to or ())))
+            for x, scale in zip(lacking, scales, strict=True):
+                x *= scale**2
+            missing = mean_product(lacking, rounded, self._pool)
+            missing = weights @ missing if added_to is None else missing
+        for x, scale in zip(rounded, scales, strict=True):
+            x *= scale
+        moments = second_moments(rounded, self._pool)
+        del rounded
         return self._matrix(name, tensor_format, weights, moments, missing)
 
     def _quantise_globals(self, formats: Mapping[str, TensorFormat]) -> dict[str, npt.NDArray[Any]]:
@@ -342,8 +345,7 @@ class Calibrator:
             if not parts:
                 get = unfuse(self.description, {name: found}.__getitem__)
                 parts = {part: get(part) for part in self._parts[name]}
-            per_column = np.square(weights - found).sum(axis=0, dtype=np.float64)
-            errors[kind] = float(per_column @ importance)
+            errors[kind] = output_error(weights, found, importance)
         least = max(errors[_FORMATS[0]], 1e-30)
         return parts, {kind: error / least for kind, error in errors.items()}
 

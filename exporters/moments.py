@@ -10,10 +10,18 @@ import numpy as np
 
 from edgellm.types import Float32Array
 
-__all__ = ["lacking_outputs", "mean_product", "moved_weights", "second_moments", "token_scales"]
+__all__ = [
+    "lacking_outputs",
+    "mean_product",
+    "moved_weights",
+    "output_error",
+    "second_moments",
+    "token_scales",
+]
 
 _OUTLIER: Final = 10.0  # times the median energy: tokens beyond it count as much as one at it
 _COLS: Final = 128  # of a product computed at a time
+_ROWS: Final = 4096  # of weights compared at a time
 _DAMPING: Final = 1.0  # times the mean of the diagonal
 _STREAM_SHARE: Final = 0.5  # of what the stream lacks, that a matrix which adds to it makes good
 
@@ -82,21 +90,41 @@ def _mean(left: Sequence[Float32Array], right: Sequence[Float32Array]) -> Float3
 
 def lacking_outputs(
     weights: Float32Array,
+    exact_inputs: Float32Array,
     inputs: Float32Array,
     stream: Float32Array,
-    exact: Float32Array,
-    scales: Float32Array,
+    exact_stream: Float32Array,
 ) -> Float32Array:
-    """What the outputs lack and a share of what the stream lacks already, (n, rows).
+    """What the outputs lack and a share of what the stream they are added to lacks already.
 
     Args:
         weights: (rows, cols).
-        inputs: (n, cols) what they lack, times `scales`.
+        exact_inputs: (n, cols) those of the float model.
+        inputs: (n, cols) those of the quantised model.
         stream: (n, rows) that of the quantised model.
-        exact: (n, rows) that of the float model.
-        scales: (n, 1).
+        exact_stream: (n, rows) that of the float model.
+
+    Returns:
+        (n, rows) float32.
     """
-    return inputs @ weights.T + (exact - stream) * (scales * np.float32(_STREAM_SHARE))
+    share = np.float32(_STREAM_SHARE)
+    return (exact_inputs - inputs) @ weights.T + (exact_stream - stream) * share
+
+
+def output_error(weights: Float32Array, found: Float32Array, importance: Float32Array) -> float:
+    """Squared change of the outputs, all rows together, if no two inputs depend on each other.
+
+    Args:
+        weights: (rows, cols).
+        found: (rows, cols) what they became.
+        importance: (cols,) mean square of each input.
+    """
+    total = 0.0
+    for first in range(0, len(weights), _ROWS):
+        rows = slice(first, first + _ROWS)
+        per_column = np.square(weights[rows] - found[rows]).sum(axis=0, dtype=np.float64)
+        total += float(per_column @ importance)
+    return total
 
 
 def moved_weights(
