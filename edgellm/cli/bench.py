@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import statistics
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -264,16 +265,14 @@ class _Runs:
     """Times prompts and generations on one session."""
 
     def __init__(self, session: NativeSession, num_tokens: int, test: _Test) -> None:
-        import numpy as np
-
         from edgellm._native import Sampling
 
         self._session = session
         self._gen = test.gen
         self._chunk = session.info().chunk_length
-        random = np.random.default_rng(_SEED)
-        self._before = random.integers(0, num_tokens, test.depth, dtype=np.int32)
-        self._prompt = random.integers(0, num_tokens, test.prompt, dtype=np.int32)
+        draw = random.Random(_SEED)
+        self._before = draw.choices(range(num_tokens), k=test.depth)
+        self._prompt = draw.choices(range(num_tokens), k=test.prompt)
         self._greedy = Sampling().to_struct()
 
     def repeat(self, times: int) -> tuple[list[float], list[float], list[float]]:
@@ -289,7 +288,7 @@ class _Runs:
             self._start()
             # The first token needs no pass of its own if the context is not empty; so that `gen`
             # passes are timed, it is sampled before the clock starts.
-            if not len(self._before):
+            if not self._before:
                 self._session.prefill(self._prompt[:1])
             self._session.step(self._greedy)
             decode.append(_seconds(self._generate))
@@ -302,7 +301,7 @@ class _Runs:
     def _compute_prompt(self) -> None:
         self._append(self._prompt)
 
-    def _append(self, ids: Any) -> None:
+    def _append(self, ids: list[int]) -> None:
         for start in range(0, len(ids), self._chunk):
             self._session.prefill(ids[start : start + self._chunk])
 
