@@ -26,18 +26,22 @@ from edgellm.exporters.equalize import (
     equalize_ffn,
     equalizing_factors,
 )
-from edgellm.exporters.error_feedback import Feedback, fit, quantize_grouped
+from edgellm.exporters.error_feedback import Feedback, fit, quantize_matrix
 from edgellm.exporters.float_pass import KINDS, run_float_model
 from edgellm.exporters.moments import (
     lacking_outputs,
     mean_product,
-    moved_weights,
-    output_error,
     second_moments,
     token_scales,
 )
 from edgellm.exporters.plan import FileTensor, read_whole
-from edgellm.exporters.sensitivity import Candidate, measure_sensitivities, spend
+from edgellm.exporters.sensitivity import (
+    Candidate,
+    Ends,
+    measure_sensitivities,
+    spend,
+    try_formats,
+)
 from edgellm.exporters.source import ModelSource
 from edgellm.exporters.workspace import Workspace
 from edgellm.format.layout import dequantize
@@ -48,7 +52,6 @@ from edgellm.types import Float32Array, TensorFormat
 
 __all__ = ["Calibrator"]
 
-_FORMATS: Final = (TensorFormat.E4, TensorFormat.E5, TensorFormat.E8)
 _SENSITIVITY_TOKENS: Final = 256
 
 _U8Array = npt.NDArray[np.uint8]
@@ -132,39 +135,24 @@ class Calibrator:
             budget: Bytes.
             is_head_free: Whether embedding and head are among the matrices, or keep their formats.
         """
-        candidates: list[Candidate] = []
-        ratios: dict[str, dict[TensorFormat, float]] = {}
+        ratios: dict[str, Mapping[TensorFormat, float]] = {}
 
-        def variants(section: str) -> Mapping[str, Mapping[str, Float32Array]]:
-            changed = {}
-            if section != "globals":
-                # the equalised layer is the same function: layers may change one by one
-                layer = self._equalised(section)
-                for kind in KINDS:
-                    name = f"{section}.{kind}"
-                    whole, ratios[name] = self._trial(name, layer)
-                    changed[name] = {**layer, **whole}
-            elif is_head_free:
-                tensors, factor = self._equalised_globals()
-                for name in dict.fromkeys(("embed", self._head)):
-                    whole, ratios[name] = self._trial(name, tensors)
-                    back = factor if name == self._head else np.float32(1)
-                    changed[name] = {name: whole[name] / back}
-            return changed
+        def variants(number: int) -> Mapping[str, Mapping[str, Float32Array]]:
+            # the equalised layer is the same function: layers may change one by one
+            layer = self._equalised(f"layers.{number}")
+            return {
+                name: {**layer, **self._tried(name, layer, ratios)}
+                for name in (f"layers.{number}.{kind}" for kind in KINDS)
+            }
 
-        globals_ = {name: self._whole(name) for name in ("embed", "final_norm", self._head)}
+        ends = self._ends(ratios, is_head_free)
         found = measure_sensitivities(
-            self._plain,
-            self._calibration.windows[0, :_SENSITIVITY_TOKENS],
-            globals_,
-            self._layer,
-            variants,
-            self._pool,
-            self._advance,
+            self._plain, ends, self._layer, variants, self._pool, self._advance
         )
+        candidates = []
         for name, loss in found.items():
             tensor = self._tensors[name]
-            sizes = {kind: tensor_bytes(kind, tensor.rows, tensor.cols) for kind in _FORMATS}
+            sizes = {kind: tensor_bytes(kind, tensor.rows, tensor.cols) for kind in ratios[name]}
             losses = {kind: loss * ratio for kind, ratio in ratios[name].items()}
             candidates.append(Candidate(name=name, sizes=sizes, losses=losses))
         return spend(candidates, budget)
@@ -294,17 +282,16 @@ class Calibrator:
 
     def _quantise_globals(self, formats: Mapping[str, TensorFormat]) -> dict[str, npt.NDArray[Any]]:
         """Embedding and head, the final norm and what undoes the embedding's factors."""
-        tensors, factor = self._equalised_globals()
+        weights, norm, factor = self._equalised_head()
         moments = self._float["moments"] / np.outer(factor, factor)
-        made: dict[str, npt.NDArray[Any]] = {"final_norm": tensors["final_norm"][None]}
-        made[self._head] = self._matrix(
-            self._head, formats[self._head], tensors[self._head], moments
-        )
+        made: dict[str, npt.NDArray[Any]] = {"final_norm": norm[None]}
+        made[self._head] = self._matrix(self._head, formats[self._head], weights, moments)
+        del weights
         if self.description.has_embed_scale:
             made["embed_scale"] = (1 / factor)[None]
         if "embed" not in made:
-            alike = np.ones(tensors["embed"].shape[1], np.float32)
-            made["embed"] = fit(formats["embed"], tensors["embed"], alike, self._pool)
+            weights, alike = self._whole("embed"), self._importance("embed")
+            made["embed"] = fit(formats["embed"], weights, alike, self._pool)
         return made
 
     def _matrix(
@@ -315,39 +302,51 @@ class Calibrator:
         moments: Float32Array,
         missing: Float32Array | None = None,
     ) -> _U8Array:
-        """Stored bytes of a matrix; for the arguments see `quantize_grouped`."""
+        """Stored bytes of a matrix; for the arguments see `quantize_matrix`."""
         try:
-            feedback = self._feedback
-            if tensor_format != TensorFormat.E8 and (feedback.is_spread or feedback.sweeps):
-                return quantize_grouped(
-                    tensor_format, weights, moments, missing, feedback, self._pool
-                )
-            if missing is not None:
-                weights = moved_weights(weights, moments, missing)
-            return fit(tensor_format, weights, moments.diagonal(), self._pool)
+            return quantize_matrix(
+                tensor_format, weights, moments, missing, self._feedback, self._pool
+            )
         except ValueError as error:
             raise FormatError(f"tensor {name}: {error}") from None
 
-    def _trial(
-        self, name: str, tensors: Mapping[str, Float32Array]
-    ) -> tuple[_Layer, dict[TensorFormat, float]]:
-        """Fits a matrix in every format, each superblock alone.
+    def _tried(
+        self,
+        name: str,
+        tensors: Mapping[str, Float32Array],
+        ratios: dict[str, Mapping[TensorFormat, float]],
+    ) -> _Layer:
+        """Canonical tensors of a matrix in the smallest format; notes each format's error."""
+        weights = self._fused(name, tensors)
+        found, ratios[name] = try_formats(weights, self._importance(name), self._pool)
+        get = unfuse(self.description, {name: found}.__getitem__)
+        return {part: get(part) for part in self._parts[name]}
 
-        Returns:
-            Its canonical tensors in the smallest format, and each format's error relative to it.
-        """
-        weights, importance = self._fused(name, tensors), self._importance(name)
-        parts: _Layer = {}
-        errors = {}
-        for kind in _FORMATS:
-            data = fit(kind, weights, importance, self._pool)
-            found = dequantize(data, kind, *weights.shape)
-            if not parts:
-                get = unfuse(self.description, {name: found}.__getitem__)
-                parts = {part: get(part) for part in self._parts[name]}
-            errors[kind] = output_error(weights, found, importance)
-        least = max(errors[_FORMATS[0]], 1e-30)
-        return parts, {kind: error / least for kind, error in errors.items()}
+    def _ends(self, ratios: dict[str, Mapping[TensorFormat, float]], is_head_free: bool) -> Ends:
+        """What lies outside the layers for the first window; notes each format's error."""
+        head = self._whole(self._head)
+        ids = self._calibration.windows[0, :_SENSITIVITY_TOKENS]
+        known, at = np.unique(ids, return_inverse=True)
+        rows = (head if self._head == "embed" else self._whole("embed"))[known]
+        factors = {self._head: self._head_factor()}
+
+        def quantised(name: str, values: Float32Array) -> Float32Array:
+            factor = factors.get(name, np.float32(1))
+            found, ratios[name] = try_formats(values * factor, self._importance(name), self._pool)
+            return found / factor
+
+        def embedded(values: Float32Array) -> Float32Array:
+            return ReferenceModel(self._plain, {"embed": values}.__getitem__).embed(at)
+
+        starts = {"": embedded(rows)}
+        if is_head_free:
+            starts["embed"] = embedded(quantised("embed", rows))
+        return Ends(
+            embedded=starts,
+            final_norm=self._whole("final_norm"),
+            head=head,
+            quantised=partial(quantised, self._head) if is_head_free else None,
+        )
 
     def _equalised(self, section: str) -> _Layer:
         """Canonical tensors of a layer, equalised, by name."""
@@ -359,15 +358,16 @@ class Calibrator:
         layer |= equalize_ffn(layer, squares, self._alphas, self._plain)
         return {prefix + role: value for role, value in layer.items()}
 
-    def _equalised_globals(self) -> tuple[_Layer, Float32Array]:
-        """Canonical tensors outside the layers, and what the head's columns were multiplied by."""
+    def _equalised_head(self) -> tuple[Float32Array, Float32Array, Float32Array]:
+        """Head, final norm, and what the head's columns were multiplied by."""
+        factor = self._head_factor()
+        weights = self._whole(self._head)
+        weights *= factor
+        return weights, self._whole("final_norm") / factor, factor
+
+    def _head_factor(self) -> Float32Array:
         squares = self._float["moments"].diagonal()
-        factor = equalizing_factors("head", squares, self._alphas, self._plain)
-        names = {"embed", "final_norm", self._head}
-        tensors = {name: self._whole(name) for name in names}
-        tensors["final_norm"] = tensors["final_norm"] / factor
-        tensors[self._head] = tensors[self._head] * factor
-        return tensors, factor
+        return equalizing_factors("head", squares, self._alphas, self._plain)
 
     def _importance(self, name: str) -> Float32Array:
         """Mean squares of a matrix's input after equalisation."""

@@ -25,7 +25,7 @@ from edgellm.format.layout import Grouped, pack_grouped, unpack_grouped
 from edgellm.format.spec import GROUP_COLS, SUPERBLOCK_COLS, tensor_bytes
 from edgellm.types import Float32Array, TensorFormat
 
-__all__ = ["Feedback", "fit", "quantize_grouped"]
+__all__ = ["Feedback", "fit", "quantize_grouped", "quantize_matrix"]
 
 _U8Array = npt.NDArray[np.uint8]
 
@@ -84,7 +84,7 @@ def fit(
     return out
 
 
-def quantize_grouped(
+def quantize_matrix(
     tensor_format: TensorFormat,
     weights: Float32Array,
     moments: Float32Array,
@@ -95,7 +95,7 @@ def quantize_grouped(
     """Quantises a matrix.
 
     Args:
-        tensor_format: E4 or E5.
+        tensor_format: E4, E5 or E8.
         weights: (rows, cols) float32.
         moments: (cols, cols) float32, the mean of x^T x over calibration inputs x (1, cols).
         missing: What the outputs lack on these inputs (`moved_weights`), if anything.
@@ -108,6 +108,22 @@ def quantize_grouped(
     Raises:
         ValueError: A weight is not finite.
     """
+    if tensor_format != TensorFormat.E8 and (feedback.is_spread or feedback.sweeps):
+        return quantize_grouped(tensor_format, weights, moments, missing, feedback, pool)
+    if missing is not None:
+        weights = moved_weights(weights, moments, missing)
+    return fit(tensor_format, weights, moments.diagonal(), pool)
+
+
+def quantize_grouped(
+    tensor_format: TensorFormat,
+    weights: Float32Array,
+    moments: Float32Array,
+    missing: Float32Array | None,
+    feedback: Feedback,
+    pool: Executor,
+) -> _U8Array:
+    """Quantises a matrix to E4 or E5 by error feedback; as `quantize_matrix`."""
     rows, cols = weights.shape
     order = np.argsort(-moments.diagonal(), kind="stable")
     factors = pool.submit(_factorise, moments, order, feedback.damping)

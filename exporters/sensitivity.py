@@ -6,17 +6,27 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import numpy as np
 
+from edgellm.exporters.error_feedback import fit
+from edgellm.exporters.moments import output_error
+from edgellm.format.layout import dequantize
 from edgellm.models import ModelDescription
 from edgellm.models._reference import Positions, ReferenceCache, ReferenceModel
-from edgellm.types import Float32Array, Int32Array, TensorFormat
+from edgellm.types import Float32Array, TensorFormat
 
-__all__ = ["Candidate", "measure_sensitivities", "spend"]
+__all__ = ["Candidate", "Ends", "measure_sensitivities", "spend", "try_formats"]
+
+FORMATS: Final = (TensorFormat.E4, TensorFormat.E5, TensorFormat.E8)
 
 Tensors = Mapping[str, Float32Array]
-_ROWS = 64  # of logits at a time
+Ratios = dict[TensorFormat, float]
+
+_ROWS: Final = 64  # of logits at a time
+_LIKELIEST: Final = 512  # tokens of each distribution that divergences are summed over
+_SAMPLE: Final = 512  # rows of a matrix that formats are compared on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +44,52 @@ class Candidate:
     losses: Mapping[TensorFormat, float]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """The float model before its first layer and after its last.
+
+    Attributes:
+        embedded: (n, hidden) the streams before the first layer: "" of the float model, and by its
+            name that of the embedding, quantised, if it may be.
+        final_norm: (hidden,).
+        head: (vocab, hidden).
+        quantised: Gives some of the head's rows, quantised; None if it may not be.
+    """
+
+    embedded: Tensors
+    final_norm: Float32Array
+    head: Float32Array
+    quantised: Callable[[Float32Array], Float32Array] | None
+
+
+def try_formats(
+    weights: Float32Array, importance: Float32Array, pool: Executor
+) -> tuple[Float32Array, Ratios]:
+    """Fits a matrix in the smallest format, and a sample of its rows in all.
+
+    Args:
+        weights: (rows, cols).
+        importance: (cols,) mean square of each column's input.
+        pool: Threads to use.
+
+    Returns:
+        The matrix, dequantised, and each format's error relative to the smallest one's.
+    """
+    sample = np.ascontiguousarray(weights[:: max(1, len(weights) // _SAMPLE)])
+
+    def rounded(kind: TensorFormat, values: Float32Array) -> Float32Array:
+        return dequantize(fit(kind, values, importance, pool), kind, *values.shape)
+
+    errors = {kind: output_error(sample, rounded(kind, sample), importance) for kind in FORMATS}
+    least = max(errors[FORMATS[0]], 1e-30)
+    return rounded(FORMATS[0], weights), {kind: value / least for kind, value in errors.items()}
+
+
 def measure_sensitivities(
     description: ModelDescription,
-    ids: Int32Array,
-    globals_: Tensors,
+    ends: Ends,
     layer: Callable[[int], Tensors],
-    variants: Callable[[str], Mapping[str, Tensors]],
+    variants: Callable[[int], Mapping[str, Tensors]],
     pool: Executor,
     advance: Callable[[], None],
 ) -> dict[str, float]:
@@ -49,45 +99,35 @@ def measure_sensitivities(
 
     Args:
         description: The model.
-        ids: (n,) int32.
-        globals_: Canonical tensors outside the layers.
-        layer: Those of a layer, by its number.
-        variants: For a section ("globals", "layers.0" ...) and each of its matrices the canonical
-            tensors that replace the float ones.
+        ends: What lies outside the layers.
+        layer: Canonical tensors of a layer, by its number.
+        variants: For a layer's number and each of its matrices the canonical tensors that replace
+            the float ones.
         pool: Threads to use.
         advance: Called after every layer.
 
     Returns:
         Mean nats a token by the matrices' names, to second order: half the variance of the
-        logits' changes under the float model's distribution.
+        logits' changes under the float model's distribution, over its likeliest tokens.
     """
-    model = ReferenceModel(description, globals_.__getitem__)
-    positions = model.positions(0, len(ids))
-    start = model.embed(ids)
-    streams = {"": start}
-    heads: dict[str, Float32Array] = {}
-    head_name = "embed" if description.is_tied else "head"
-    for name, changed in variants("globals").items():
-        is_embed = "embed" in changed
-        other = ReferenceModel(description, {**globals_, **changed}.__getitem__)
-        streams[name] = other.embed(ids) if is_embed else start
-        if head_name in changed:
-            heads[name] = changed[head_name]
+    streams = dict(ends.embedded)
+    model = ReferenceModel(description, {"final_norm": ends.final_norm}.__getitem__)
+    positions = model.positions(0, len(streams[""]))
     for number in range(description.num_layers):
         own = layer(number)
-        changed_here = variants(f"layers.{number}")
+        changed_here = variants(number)
         before = streams[""]
-        model = ReferenceModel(description, own.__getitem__)
-        after = pool.map(partial(_step, model, number, positions), streams.values())
+        exact = ReferenceModel(description, own.__getitem__)
+        after = pool.map(partial(_step, exact, number, positions), streams.values())
         streams = dict(zip(streams, after, strict=True))
         for name, changed in changed_here.items():
             other = ReferenceModel(description, {**own, **changed}.__getitem__)
             streams[name] = _step(other, number, positions, before)
         advance()
-    model = ReferenceModel(description, globals_.__getitem__)
-    expected = model.final(streams.pop(""))
     finals = {name: model.final(x) for name, x in streams.items()}
-    return _divergences(expected, finals, globals_[head_name], heads, pool)
+    if ends.quantised is not None and not description.is_tied:
+        finals["head"] = finals[""]
+    return _divergences(finals, ends, "embed" if description.is_tied else "head", description)
 
 
 def _step(model: ReferenceModel, number: int, at: Positions, x: Float32Array) -> Float32Array:
@@ -99,28 +139,34 @@ def _step(model: ReferenceModel, number: int, at: Positions, x: Float32Array) ->
 
 
 def _divergences(
-    expected: Float32Array, finals: Tensors, head: Float32Array, heads: Tensors, pool: Executor
+    finals: Tensors, ends: Ends, head_name: str, description: ModelDescription
 ) -> dict[str, float]:
     """Half the variance of each variant's logit changes, mean over the tokens."""
-    totals = dict.fromkeys(finals, 0.0)
+    expected = finals[""]
+    count = min(_LIKELIEST, description.num_tokens)
+    likely = np.empty((len(expected), count), np.intp)
     for first in range(0, len(expected), _ROWS):
         part = slice(first, first + _ROWS)
-        logits = expected[part] @ head.T
-        odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-        odds /= odds.sum(axis=1, keepdims=True)
-
-        def variance(name: str, part: slice = part, odds: Float32Array = odds) -> float:
-            if name in heads:
-                change = finals[name][part] @ heads[name].T - expected[part] @ head.T
-            else:
-                change = (finals[name][part] - expected[part]) @ head.T
-            mean = np.einsum("nv,nv->n", odds, change)
-            square = np.einsum("nv,nv->n", odds, np.square(change))
-            return float((square - mean**2).sum(dtype=np.float64)) / 2
-
-        for name, more in zip(finals, pool.map(variance, finals), strict=True):
-            totals[name] += more
-    return {name: total / len(expected) for name, total in totals.items()}
+        logits = (expected[part] @ ends.head.T)[:, : description.num_tokens]
+        likely[part] = np.argpartition(-logits, count - 1, axis=1)[:, :count]
+    known, at = np.unique(likely, return_inverse=True)
+    at = at.reshape(likely.shape)
+    head = ends.head[known]
+    quantised = None if ends.quantised is None else ends.quantised(head)
+    names = [name for name in finals if name]
+    changes = np.stack([finals[name] - expected for name in names], axis=1)
+    totals = np.zeros(len(names))
+    for token, rows in enumerate(at):
+        logits = head[rows] @ expected[token]
+        odds = np.exp(logits - logits.max())
+        odds /= odds.sum()
+        moved = head[rows] @ changes[token].T
+        if quantised is not None:
+            moved[:, names.index(head_name)] += (quantised[rows] - head[rows]) @ finals[head_name][
+                token
+            ]
+        totals += odds @ np.square(moved) - np.square(odds @ moved)
+    return dict(zip(names, (totals / (2 * len(expected))).tolist(), strict=True))
 
 
 def spend(candidates: list[Candidate], budget: int) -> dict[str, TensorFormat]:
