@@ -361,9 +361,7 @@ class Calibrator:
     def _equalised_head(self) -> tuple[Float32Array, Float32Array, Float32Array]:
         """Head, final norm, and what the head's columns were multiplied by."""
         factor = self._head_factor()
-        weights = self._whole(self._head)
-        weights *= factor
-        return weights, self._whole("final_norm") / factor, factor
+        return self._whole(self._head) * factor, self._whole("final_norm") / factor, factor
 
     def _head_factor(self) -> Float32Array:
         squares = self._float["moments"].diagonal()

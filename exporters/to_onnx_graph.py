@@ -4,8 +4,8 @@ Matrices kept as integers are multiplied by com.microsoft's MatMulNBits, in floa
 outputs have the names that Optimum gives them: input_ids, attention_mask, position_ids,
 past_key_values.N.key and .value; logits, present.N.key and .value.
 
-With activations "int8" the graph rounds as the runtime does: what each matrix multiplies to int8 with
-a scale per row and 256 columns, keys and values to float16.
+With activations "int8" the graph rounds as the runtime does: what each matrix multiplies to int8
+with a scale per row and 256 columns, keys and values to float16.
 """
 
 from __future__ import annotations
