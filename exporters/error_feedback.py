@@ -200,8 +200,8 @@ def _factorise(
             lower = np.linalg.cholesky(damped[np.ix_(backwards, backwards)].astype(np.float64))
         except np.linalg.LinAlgError:
             continue
-        upper = lower[::-1, ::-1] / lower.diagonal()[::-1]
-        return damped, np.ascontiguousarray(np.triu(upper, 1), np.float32)
+        lower /= lower.diagonal().copy()
+        return damped, np.triu(lower[::-1, ::-1].astype(np.float32), 1)
     raise ValueError("the calibration inputs have no covariance that can be factorised")
 
 

@@ -38,6 +38,7 @@ from edgellm.text import Tokenizer
 from edgellm.types import TensorFormat
 
 __all__ = [
+    "DEFAULT_BITS",
     "DEFAULT_HEAD",
     "ExportOptions",
     "ExportPlan",
@@ -47,12 +48,14 @@ __all__ = [
     "plan_export",
 ]
 
-# What --head auto means. Measured (KL divergence of the engine's logits from the float32 forward
-# pass with the source's weights, nats a token, first 1,024/512/384 tokens of a wikitext-2 excerpt):
+# What --head auto means without calibration. Measured (KL divergence of the engine's logits from
+# the float32 forward pass with the source's weights, nats a token, first 1,024/512/384 tokens of a
+# wikitext-2 excerpt):
 #            SmolLM2-135M   Gemma 3 270M   Qwen2.5-Coder-0.5B
 #     q8     0.031          0.130          0.058
 #     e4     0.102          0.176          0.067
 DEFAULT_HEAD: Final[HeadFormat] = "q8"
+DEFAULT_BITS: Final = 5.0  # a weight, of a calibrated export with --head auto
 RECIPE: Final = "e4 fitted without calibration"
 CALIBRATED_RECIPE: Final = "equalised, e4 with error feedback on calibration text"
 
@@ -65,13 +68,14 @@ class ExportOptions:
     """How to export.
 
     Attributes:
-        head: Format of embedding and head: "e4" (4.5 bits), "q8" (8.1 bits), "auto" for
-            `DEFAULT_HEAD`.
+        head: Format of embedding and head: "e4" (4.5 bits), "q8" (8.1 bits), "auto": as `bits`
+            decides, `DEFAULT_HEAD` with quality "fast".
         threads: Threads to use; None is one per CPU this process may use.
         quality: "fast" rounds the weights as they are; "balanced" and "best" calibrate.
         calibration: A text to calibrate on; None is ours and one that the model writes.
         bits: Bits a weight, over the whole file, up to which the matrices that hurt most in 4 bits
-            get 5 or 8, embedding and head too if `head` is "auto"; None: none does.
+            get 5 or 8, embedding and head too if `head` is "auto"; None is `DEFAULT_BITS` if
+            `head` is "auto", else no matrix gets more.
     """
 
     head: Literal["e4", "q8", "auto"] = "auto"
@@ -79,6 +83,13 @@ class ExportOptions:
     quality: QualityName = "fast"
     calibration: Path | None = None
     bits: float | None = None
+
+    @property
+    def budget(self) -> float | None:
+        """Bits a weight to spend, None if none are."""
+        if self.quality == "fast" or self.bits is not None:
+            return self.bits
+        return DEFAULT_BITS if self.head == "auto" else None
 
     def __post_init__(self) -> None:
         if self.head not in ("e4", "q8", "auto"):
@@ -275,7 +286,7 @@ def run_plan(
             output,
             quality=options.quality,
             text=options.calibration,
-            bits=options.bits,
+            bits=options.budget,
             is_head_free=options.head == "auto",
             threads=threads,
             export_fast=lambda path: run_plan(fast, path, ExportOptions(threads=threads)),

@@ -22,6 +22,10 @@ _CHAT = (
     {"role": "assistant", "content": "Hello! How can I help?"},
 )
 
+_SPENDING = (
+    "formats      from E4 up to E5 or E8 where KL divergence is saved, {:g} bits a weight in all"
+)
+
 
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path))
@@ -36,7 +40,7 @@ _CHAT = (
     type=click.Choice(["e4", "q8", "auto"]),
     default="auto",
     show_default=True,
-    help="Embedding and head in 4.5 or 8.1 bits a weight; auto is q8.",
+    help="Embedding and head in 4.5 or 8.1 bits a weight; auto: as --bits decides, q8 with fast.",
 )
 @click.option(
     "--quality",
@@ -54,7 +58,8 @@ _CHAT = (
 @click.option(
     "--bits",
     type=click.FloatRange(4.5, 8.2),
-    help="Bits a weight up to which the matrices that hurt most in 4 bits get 5 or 8.",
+    help="Bits a weight up to which the matrices that hurt most in 4 bits get 5 or 8. Default: 5; "
+    "with --head e4 or q8 all layers get 4.",
 )
 @click.option(
     "-t", "--threads", type=click.IntRange(1, 1024), help="Default: CPUs of this process."
@@ -88,7 +93,7 @@ def command(
     plan = plan_export(source, options)
     output = output or Path(f"{plan.source.name}-int4.edge")
     if dry_run:
-        click.echo(_describe(plan, output))
+        click.echo(_describe(plan, output, options.budget))
         return
     if quiet:
         run_plan(plan, output, options)
@@ -110,7 +115,7 @@ def _summary(report: ExportReport) -> str:
     )
 
 
-def _describe(plan: ExportPlan, output: Path) -> str:
+def _describe(plan: ExportPlan, output: Path, bits: float | None) -> str:
     source, model = plan.source, plan.source.description
     eos = ", ".join(f"{i} {plan.tokenizer.token_bytes(i)!r}" for i in source.tokenizer.eos_ids)
     bos = f"{source.tokenizer.bos_id}" if source.tokenizer.add_bos else "not added"
@@ -125,6 +130,7 @@ def _describe(plan: ExportPlan, output: Path) -> str:
         f"BOS          {bos}",
         f"EOS          {eos}",
         *(f"note         {note}" for note in plan.notes),
+        *([] if bits is None else [_SPENDING.format(bits)]),
         "",
         _tensor_table(plan),
     ]

@@ -28,7 +28,7 @@ from edgellm.exporters.calibrated import Calibrator
 from edgellm.exporters.calibration import digest, encode_windows, read_text
 from edgellm.exporters.equalize import ALPHAS, Alphas
 from edgellm.exporters.error_feedback import Feedback
-from edgellm.exporters.export import ExportOptions, ExportPlan, plan_export, run_plan
+from edgellm.exporters.export import DEFAULT_BITS, ExportOptions, ExportPlan, plan_export, run_plan
 from edgellm.exporters.quality import QUALITIES, Quality
 from edgellm.exporters.workers import workers
 from edgellm.exporters.workspace import Workspace
@@ -49,7 +49,7 @@ class Variant:
         name: What is new in it.
         base: The variant it is compared with.
         steps: Those of calibration; None: there are none.
-        bits: As for `edgellm export`.
+        bits: As for `edgellm export`; None: E4 for layers, E8 for embedding and head.
         text: As for `edgellm export --calibration`.
     """
 
@@ -69,21 +69,22 @@ def _variants() -> Iterator[Variant]:
         ("head equalised", ALPHAS, FIT),
         ("error feedback", ALPHAS, replace(FIT, is_spread=True)),
         ("coordinate descent, refit of D", ALPHAS, Feedback(is_asymmetric=False)),
-        ("asymmetric target (balanced)", ALPHAS, Feedback()),
+        ("asymmetric target", ALPHAS, Feedback()),
     ):
         steps = replace(BALANCED, alphas=alphas, feedback=feedback)
         yield Variant(name=name, base=previous, steps=steps)
         previous = name
-    for bits in (5.4, 6.1):
-        yield Variant(name=f"balanced, {bits} bits", base=previous, steps=BALANCED, bits=bits)
+    for bits in (5.4, DEFAULT_BITS, 6.0):
+        name = f"{bits} bits, where they save most"
+        yield Variant(name=name, base=previous, steps=BALANCED, bits=bits)
     for damping in (0.1, 1.0):
         steps = replace(BALANCED, feedback=Feedback(damping=damping))
-        yield Variant(name=f"balanced, damping {damping}", base=previous, steps=steps)
+        yield Variant(name=f"damping {damping}", base=previous, steps=steps)
     for alpha in (0.5, 0.7):
         steps = replace(BALANCED, alphas=replace(ALPHAS, head=alpha))
-        yield Variant(name=f"balanced, alpha of the head {alpha}", base=previous, steps=steps)
-    yield Variant(name="balanced, our text alone", base=previous, steps=BALANCED, text=OWN_TEXT)
-    yield Variant(name="best", base=previous, steps=QUALITIES["best"])
+        yield Variant(name=f"alpha of the head {alpha}", base=previous, steps=steps)
+    yield Variant(name="our text alone", base=previous, steps=BALANCED, text=OWN_TEXT)
+    yield Variant(name="as thorough as best", base=previous, steps=QUALITIES["best"])
 
 
 VARIANTS: Final = tuple(_variants())
@@ -165,7 +166,14 @@ def measure(
     options = ExportOptions(threads=threads)
     if variant.steps is not None:
         QUALITIES["balanced"] = variant.steps
-        options = replace(options, quality="balanced", bits=variant.bits, calibration=variant.text)
+        head = "auto" if variant.bits else "q8"
+        options = ExportOptions(
+            threads=threads,
+            quality="balanced",
+            head=head,
+            bits=variant.bits,
+            calibration=variant.text,
+        )
     report = run_plan(plan, output, options)
     seconds = perf_counter() - started
     hidden: Float32Array = shared["hidden"]
