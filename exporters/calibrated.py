@@ -52,7 +52,7 @@ from edgellm.types import Float32Array, TensorFormat
 
 __all__ = ["Calibrator"]
 
-_SENSITIVITY_TOKENS: Final = 256
+_SENSITIVITY_TOKENS: Final = 128
 
 _U8Array = npt.NDArray[np.uint8]
 _Layer = dict[str, Float32Array]

@@ -66,7 +66,7 @@ class Quality:
 
 
 QUALITIES: Final = {
-    "balanced": Quality(windows=32, feedback=Feedback()),
+    "balanced": Quality(windows=24, feedback=Feedback()),
     "best": Quality(windows=96, feedback=Feedback(sweeps=4)),
 }
 

@@ -26,7 +26,7 @@ Ratios = dict[TensorFormat, float]
 
 _ROWS: Final = 64  # of logits at a time
 _LIKELIEST: Final = 512  # tokens of each distribution that divergences are summed over
-_SAMPLE: Final = 512  # rows of a matrix that formats are compared on
+_SAMPLE: Final = 256  # rows of a matrix that formats are compared on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
