@@ -20,7 +20,7 @@ from typing import Any, Final
 from edgellm._native import version
 from edgellm.errors import EdgeLLMError, FormatError, MissingExtraError
 from edgellm.exporters.to_onnx_config import generation_config, hf_config, tokenizer_config
-from edgellm.exporters.to_onnx_graph import Activations, build_model
+from edgellm.exporters.to_onnx_graph import build_model
 from edgellm.exporters.to_onnx_weights import DATA_NAME, OnnxWeights, Weights
 from edgellm.format import EdgeFile
 from edgellm.format.layout import dequantize
@@ -56,9 +56,7 @@ def load_package(name: str) -> ModuleType:
         ) from None
 
 
-def export_onnx(
-    path: Path, output: Path, weights: Weights = "int4", activations: Activations = "float"
-) -> OnnxReport:
+def export_onnx(path: Path, output: Path, weights: Weights = "int4") -> OnnxReport:
     """Writes a model as a folder that ONNX Runtime and Optimum load.
 
     Memory: a few million weights at a time, and the scales of the largest matrix.
@@ -69,8 +67,6 @@ def export_onnx(
         weights: "int4" keeps E4 as MatMulNBits of 4 bits (scale D * s, zero point z / s, both
             rounded to float32) and other formats as MatMulNBits of 8 bits (exact); "float" writes
             what the weights stand for.
-        activations: "int8" rounds them, keys and values as the runtime does: slower there, and the
-            runtime's numbers.
 
     Raises:
         EdgeLLMError: the folder exists or cannot be written.
@@ -86,7 +82,7 @@ def export_onnx(
         _write_texts(file, description, spec, folder)
         with (folder / DATA_NAME).open("xb") as out:
             writer = OnnxWeights(file, description, spec, out, weights)
-            model = build_model(description, writer, f"edgellm {version()}", activations)
+            model = build_model(description, writer, f"edgellm {version()}")
             out.flush()
             os.fsync(out.fileno())
             size = out.tell()

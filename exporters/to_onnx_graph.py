@@ -3,43 +3,33 @@
 Matrices kept as integers are multiplied by com.microsoft's MatMulNBits, in float32. Inputs and
 outputs have the names that Optimum gives them: input_ids, attention_mask, position_ids,
 past_key_values.N.key and .value; logits, present.N.key and .value.
-
-With activations "int8" the graph rounds as the runtime does: what each matrix multiplies to int8
-with a scale per row and 256 columns, keys and values to float16.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import numpy as np
 
 from edgellm.exporters.to_onnx_weights import Matrix, OnnxWeights
-from edgellm.format.spec import SUPERBLOCK_COLS
 from edgellm.models import Layer, ModelDescription
 
-__all__ = ["Activations", "build_model"]
-
-Activations: TypeAlias = Literal["float", "int8"]
+__all__ = ["build_model"]
 
 # IR 9 and opset 18 are what every ONNX Runtime since 1.16 and most converters read.
 _IR_VERSION: Final = 9
 _OPSET: Final = 18
 _MASKED: Final = np.finfo(np.float32).min
-_TINY: Final = np.finfo(np.float32).tiny
 
 
-def build_model(
-    description: ModelDescription, weights: OnnxWeights, producer: str, activations: Activations
-) -> Any:
+def build_model(description: ModelDescription, weights: OnnxWeights, producer: str) -> Any:
     """Builds the model; its initialisers are written while it is built.
 
     Args:
         description: the model.
         weights: makes its initialisers.
         producer: name and version of what makes it.
-        activations: "float", or "int8" to round them as the runtime does.
 
     Returns:
         An onnx.ModelProto.
@@ -48,7 +38,7 @@ def build_model(
 
     graph = _Graph(weights)
     inputs, outputs = _signature(description)
-    _Forward(description, graph, activations).run()
+    _Forward(description, graph).run()
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
             graph.nodes, description.architecture, inputs, outputs, weights.initializers
@@ -139,12 +129,8 @@ class _Forward:
     The hidden state is (batch * length, hidden) throughout; attention alone knows both.
     """
 
-    def __init__(
-        self, description: ModelDescription, graph: _Graph, activations: Activations
-    ) -> None:
+    def __init__(self, description: ModelDescription, graph: _Graph) -> None:
         self._this = description
-        self._is_rounded = activations == "int8"
-        self._rounded: dict[str, str] = {}
         self._graph = graph
         self._ropes: list[tuple[str, str]] = []
         self._masks: dict[int, str] = {}
@@ -263,8 +249,6 @@ class _Forward:
         query = node(at, "Mul", query, graph.number(this.attention_scale))
         shared = []
         for fresh, part in ((key, "key"), (value, "value")):
-            if self._is_rounded:
-                fresh = self._float16(fresh, at)
             node(at, "Concat", f"past_key_values.{number}.{part}", fresh, axis=2)
             graph.rename(f"present.{number}.{part}")
             shared.append(node(at, "Unsqueeze", f"present.{number}.{part}", graph.ints(2)))
@@ -341,8 +325,6 @@ class _Forward:
     def _linear(self, x: str, canonical: str, at: str, bias: str | None = None) -> str:
         """(n, cols) times a matrix, (n, rows)."""
         graph, node = self._graph, self._graph.node
-        if self._is_rounded:
-            x = self._int8(x)
         matrix = graph.weights.matrix(canonical)
         offset = [graph.weights.vector(bias)] if bias else []
         if not matrix.block:
@@ -362,29 +344,3 @@ class _Forward:
             accuracy_level=1,  # float32; higher ones round the activations
         )
         return node(at, "Add", y, *offset) if offset else y
-
-    def _int8(self, x: str) -> str:
-        """(n, cols) rounded to int8 codes times their scales, in float32; each input once."""
-        if x in self._rounded:
-            return self._rounded[x]
-        graph, node, at = self._graph, self._graph.node, x.rpartition("/")[0] + "/int8"
-        cols = node(at, "Shape", x, start=1, end=2)
-        missing = node(at, "Mod", node(at, "Neg", cols), graph.ints(SUPERBLOCK_COLS))
-        padding = node(at, "Concat", graph.ints(0, 0, 0), missing, axis=0)
-        blocks = node(
-            at, "Reshape", node(at, "Pad", x, padding), graph.ints(0, -1, SUPERBLOCK_COLS)
-        )
-        largest = node(at, "ReduceMax", node(at, "Abs", blocks), graph.ints(-1))
-        most = graph.number(127)
-        inverse = node(at, "Div", most, node(at, "Max", largest, graph.number(_TINY)))
-        codes = node(at, "Round", node(at, "Mul", blocks, inverse))
-        values = node(at, "Mul", codes, node(at, "Div", largest, most))
-        values = node(at, "Reshape", values, graph.ints(0, -1))
-        self._rounded[x] = node(at, "Slice", values, graph.ints(0), cols, graph.ints(1))
-        return self._rounded[x]
-
-    def _float16(self, x: str, at: str) -> str:
-        import onnx
-
-        half = self._graph.node(at, "Cast", x, to=onnx.TensorProto.FLOAT16)
-        return self._graph.node(at, "Cast", half, to=onnx.TensorProto.FLOAT)

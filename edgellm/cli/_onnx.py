@@ -15,12 +15,11 @@ from edgellm.cli._format import format_bytes
 
 __all__ = ["options"]
 
-_OURS = {"source", "output", "to", "onnx_weights", "onnx_activations", "quiet"}
-_ONLY_ONNX = ("onnx_weights", "onnx_activations")
+_OURS = {"source", "output", "to", "onnx_weights", "quiet"}
 
 
 def options(export: Callable[..., None]) -> Callable[..., None]:
-    """Gives the command of `export` the options --to, --onnx-weights, --onnx-activations."""
+    """Gives the command of `export` the options --to and --onnx-weights."""
 
     @click.option(
         "--to",
@@ -36,20 +35,8 @@ def options(export: Callable[..., None]) -> Callable[..., None]:
         show_default=True,
         help="As integers that ONNX Runtime's MatMulNBits multiplies, or as float32.",
     )
-    @click.option(
-        "--onnx-activations",
-        type=click.Choice(["float", "int8"]),
-        default="float",
-        show_default=True,
-        help="As they are, or rounded where edgellm rounds: its numbers, more slowly.",
-    )
     @functools.wraps(export)
-    def command(
-        to: str,
-        onnx_weights: Literal["int4", "float"],
-        onnx_activations: Literal["float", "int8"],
-        **others: Any,
-    ) -> None:
+    def command(to: str, onnx_weights: Literal["int4", "float"], **others: Any) -> None:
         context = click.get_current_context()
         given = [
             parameter.opts[0]
@@ -61,26 +48,21 @@ def options(export: Callable[..., None]) -> Callable[..., None]:
         if to == "onnx":
             if given:
                 raise click.UsageError(f"{given[0]} does nothing with --to onnx")
-            how = onnx_weights, onnx_activations
-            _export(others["source"], others["output"], how, others["quiet"])
+            _export(others["source"], others["output"], onnx_weights, others["quiet"])
             return
-        for name in _ONLY_ONNX:
-            if context.get_parameter_source(name) == ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--{name.replace('_', '-')} needs --to onnx")
+        if context.get_parameter_source("onnx_weights") == ParameterSource.COMMANDLINE:
+            raise click.UsageError("--onnx-weights needs --to onnx")
         export(**others)
 
     return command
 
 
 def _export(
-    source: Path,
-    output: Path | None,
-    how: tuple[Literal["int4", "float"], Literal["float", "int8"]],
-    quiet: bool,
+    source: Path, output: Path | None, weights: Literal["int4", "float"], quiet: bool
 ) -> None:
     from edgellm.exporters.to_onnx import export_onnx
 
     path = _store.resolve(str(source))
-    report = export_onnx(path, output or Path(f"{path.stem}-onnx"), *how)
+    report = export_onnx(path, output or Path(f"{path.stem}-onnx"), weights)
     if not quiet:
         click.echo(f"{report.output}: {format_bytes(report.num_bytes)} of model and weights")
