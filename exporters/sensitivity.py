@@ -19,10 +19,10 @@ from edgellm.types import Float32Array, TensorFormat
 
 __all__ = ["Candidate", "Ends", "measure_sensitivities", "spend", "try_formats"]
 
-FORMATS: Final = (TensorFormat.E4, TensorFormat.E5, TensorFormat.E8)
+_FORMATS: Final = (TensorFormat.E4, TensorFormat.E5, TensorFormat.E8)
 
 Tensors = Mapping[str, Float32Array]
-Ratios = dict[TensorFormat, float]
+_Ratios = dict[TensorFormat, float]
 
 _ROWS: Final = 64  # of logits at a time
 _LIKELIEST: Final = 512  # tokens of each distribution that divergences are summed over
@@ -64,7 +64,7 @@ class Ends:
 
 def try_formats(
     weights: Float32Array, importance: Float32Array, pool: Executor
-) -> tuple[Float32Array, Ratios]:
+) -> tuple[Float32Array, _Ratios]:
     """Fits a matrix in the smallest format, and a sample of its rows in all.
 
     Args:
@@ -80,9 +80,9 @@ def try_formats(
     def rounded(kind: TensorFormat, values: Float32Array) -> Float32Array:
         return dequantize(fit(kind, values, importance, pool), kind, *values.shape)
 
-    errors = {kind: output_error(sample, rounded(kind, sample), importance) for kind in FORMATS}
-    least = max(errors[FORMATS[0]], 1e-30)
-    return rounded(FORMATS[0], weights), {kind: value / least for kind, value in errors.items()}
+    errors = {kind: output_error(sample, rounded(kind, sample), importance) for kind in _FORMATS}
+    least = max(errors[_FORMATS[0]], 1e-30)
+    return rounded(_FORMATS[0], weights), {kind: value / least for kind, value in errors.items()}
 
 
 def measure_sensitivities(
@@ -162,9 +162,8 @@ def _divergences(
         odds /= odds.sum()
         moved = head[rows] @ changes[token].T
         if quantised is not None:
-            moved[:, names.index(head_name)] += (quantised[rows] - head[rows]) @ finals[head_name][
-                token
-            ]
+            hidden = finals[head_name][token]
+            moved[:, names.index(head_name)] += (quantised[rows] - head[rows]) @ hidden
         totals += odds @ np.square(moved) - np.square(odds @ moved)
     return dict(zip(names, (totals / (2 * len(expected))).tolist(), strict=True))
 
