@@ -35,7 +35,8 @@ def command(model: str, threads: int | None, isa: str | None, against: str | Non
 
     --against onnxruntime exports the model to a temporary folder (1.3 times the file; TMPDIR says
     where) and runs it in ONNX Runtime, in float32. The exit code is 1 if the logits differ by more
-    than int8 activations and a float16 cache may cost: 0.003 nats a token.
+    than int8 activations and a float16 cache may cost: 0.003 nats a token, or twice what they cost
+    a plain numpy model of the same weights, whichever is more.
     """
     from edgellm._native import NativeModel
     from edgellm.format import EdgeFile
@@ -96,20 +97,21 @@ def _check_greedy(native: NativeModel, vectors: list[dict[str, Any]]) -> None:
 
 
 def _check_witness(path: Path, native: NativeModel, threads: int | None) -> None:
-    from edgellm.exporters.to_onnx_witness import MAX_MEAN_KL, compare
+    from edgellm.exporters.to_onnx_witness import compare
 
     found = compare(path, native, threads=threads)
     same, total = (sum(pair[i] for pair in found.greedy) for i in (0, 1))
     click.echo(
         f"witness        {found.witness}, {found.num_tokens} tokens: KL divergence mean"
-        f" {found.mean_kl:.5f}, largest {found.max_kl:.4f} nats; same first choice"
-        f" {found.top1:.1%}; greedy {same} of {total} tokens before the first other one"
+        f" {found.mean_kl:.5f} ({found.allowed_kl:.5f} allowed), largest {found.max_kl:.4f} nats;"
+        f" same first choice {found.top1:.1%}; greedy {same} of {total} tokens before the first"
+        " other one"
     )
-    if not found.mean_kl <= MAX_MEAN_KL:
+    if not found.mean_kl <= found.allowed_kl:
         raise EdgeLLMError(
             f"verify: {found.witness} differs by {found.mean_kl:.5f} nats a token, and int8"
-            f" activations and a float16 cache may cost {MAX_MEAN_KL}: the model needs its"
-            " activations equalised (export it again), or the runtime is wrong here"
+            f" activations and a float16 cache may cost {found.allowed_kl:.5f} of this model:"
+            " the runtime is wrong here; please report it with the model's name"
         )
 
 

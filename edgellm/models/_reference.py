@@ -119,6 +119,15 @@ class ReferenceModel:
             tensors = {name: get(name) for name in canonical_shapes(description)}
         return cls(description, tensors.__getitem__, activations=activations, kv=kv)
 
+    def rounding(
+        self,
+        *,
+        activations: Literal["float", "q8"] = "float",
+        kv: Literal["float32", "float16"] = "float32",
+    ) -> ReferenceModel:
+        """The same model, on the same tensors, with other roundings; arguments as for the class."""
+        return ReferenceModel(self.description, self._get, activations=activations, kv=kv)
+
     def forward(
         self, ids: Sequence[int] | npt.NDArray[np.integer], past: ReferenceCache | None = None
     ) -> Float32Array:

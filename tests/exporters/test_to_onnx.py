@@ -358,6 +358,16 @@ def test_verify_asks_the_witness(name: str, edge: Callable[[str], Path]) -> None
     assert "nats; same first choice" in result.output
 
 
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "mistral"])
+def test_the_witness_may_differ_by_what_the_roundings_cost_the_model(
+    name: str, edge: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(to_onnx_witness, "_MAX_MEAN_KL", 0.0)
+    result = run("verify", "--against", "onnxruntime", edge(name))
+    assert result.exit_code == 0, result.output
+    assert "(0.00000 allowed)" not in result.output
+
+
 def test_verify_fails_where_the_witness_differs(
     edge: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
