@@ -13,17 +13,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edgellm.errors import FormatError, UnsupportedModelError
 from edgellm.exporters.onnx_data import OnnxModelFile
 from edgellm.exporters.onnx_match import Decoder
+from edgellm.exporters.onnx_rope import rope_base
 from edgellm.exporters.onnx_walk import Attention
 from edgellm.exporters.onnx_weights import Dense
 from edgellm.exporters.source import read_json
 from edgellm.models import ModelDescription, ModelSpec, specs
 from edgellm.models._options import shortest_float
-from edgellm.types import Float32Array
 
 _HF_ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
 
@@ -167,41 +165,6 @@ class GenaiConfig:
         if type(value) is not int or value < 1:
             raise self.missing(key)
         return value
-
-
-def rope_base(cos: Float32Array, sin: Float32Array, *, is_half: bool) -> float | None:
-    """The base that plain RoPE's caches were made with.
-
-    Args:
-        cos: (positions, head size / 2) cosines.
-        sin: The same of sines.
-        is_half: They were rounded to 16 bits.
-
-    Returns:
-        The shortest number that gives these caches; None if they are those of a scaled RoPE.
-    """
-    positions, half = cos.shape
-    if positions < 2 or half < 2:
-        return None
-    # The slowest pair tells most; at the last position a half has digits enough, if it is not past
-    # one turn by then.
-    candidates = []
-    for position in (1, positions - 1):
-        angle = math.atan2(sin[position, -1], cos[position, -1]) / position
-        if 0 < angle < 1:
-            base = angle ** (-half / (half - 1))
-            candidates += [float(f"{base:.{digits}g}") for digits in (1, 2, 3, 5, 7)]
-    # Caches are computed in float32: an angle is off by half a digit of its position.
-    tolerance = 4e-7 * positions + (1e-3 if is_half else 1e-6)
-    rows = np.unique(np.linspace(1, positions - 1, 64, dtype=np.int64))
-    for base in sorted(candidates, key=lambda base: len(f"{base:g}".rstrip("0"))):
-        angles = rows[:, None] * base ** (-np.arange(half) / half)
-        if all(
-            np.abs(table[rows] - function(angles)).max() <= tolerance
-            for table, function in ((cos, np.cos), (sin, np.sin))
-        ):
-            return base
-    return None
 
 
 def check_decoder(decoder: Decoder, description: ModelDescription, where: str) -> None:

@@ -14,6 +14,7 @@ from edgellm.exporters.onnx_config import GenaiConfig, check_decoder
 from edgellm.exporters.onnx_data import OnnxModelFile
 from edgellm.exporters.onnx_graph import find_sites
 from edgellm.exporters.onnx_match import Decoder, match_decoder
+from edgellm.exporters.onnx_rope import check_rope
 from edgellm.exporters.onnx_weights import Blocked, Dense, OnnxTensors, Weight
 from edgellm.exporters.plan import CHUNK_WEIGHTS
 from edgellm.exporters.source import ModelSource
@@ -88,6 +89,7 @@ def load_onnx(path: Path) -> ModelSource:
         spec = find_hf(config)
         description = spec.model_from_hf(config)
     check_decoder(decoder, description, str(path))
+    check_rope(file, description)
     weights, notes = _weights(decoder, spec, description, str(path))
     return model_of_folder(
         folder,

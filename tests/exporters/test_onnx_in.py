@@ -244,11 +244,13 @@ def test_a_head_that_is_nearly_the_embedding_is_tied(plain_hf: Path, tmp_path: P
 def test_rope_that_is_scaled_needs_the_config(tmp_path: Path) -> None:
     hf = write_tiny_model(tmp_path / "hf", "llama", num_hidden_layers=1)
     folder = decoders.genai_folder(hf, tmp_path / "onnx", decoders.GenaiOptions())
+    (frequencies,) = load_hf(hf).description.inv_freqs
     model = onnx.load(folder / "model.onnx")
     for tensor in model.graph.initializer:
-        if tensor.name == "cos_cache":
-            halved = onnx.numpy_helper.to_array(tensor) * np.float32(0.5)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(halved, tensor.name))
+        if tensor.name in ("cos_cache", "sin_cache"):
+            angles = np.arange(tensor.dims[0])[:, None] * frequencies
+            values = (np.cos if tensor.name == "cos_cache" else np.sin)(angles)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(np.float32(values), tensor.name))
     onnx.save_model(model, folder / "model.onnx")
     with pytest.raises(FormatError, match=r"does not say how RoPE is scaled: put the config\.json"):
         open_source(folder)
@@ -319,6 +321,22 @@ def test_a_config_of_another_model_is_refused(
     with pytest.raises(EdgeLLMError, match=message) as caught:
         export_model(folder, tmp_path / "x.edge")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["torch", "genai"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
+def test_rope_of_another_config_is_refused(kind: str, architecture: str, tmp_path: Path) -> None:
+    hf = write_tiny_model(tmp_path / "hf", architecture, **PLAIN)
+    folder = (
+        decoders.torch_folder(hf, tmp_path / "onnx")
+        if kind == "torch"
+        else decoders.genai_folder(hf, tmp_path / "onnx", decoders.GenaiOptions())
+    )
+    shutil.copy(hf / "config.json", folder)
+    open_source(folder)
+    edit(folder / "config.json", lambda config: config.update(rope_theta=2e6))
+    with pytest.raises(FormatError, match=r"has frequencies of RoPE down to .*, its configuration"):
+        open_source(folder)
 
 
 def test_a_name_that_says_otherwise_than_the_graph_is_refused(

@@ -1,0 +1,144 @@
+"""RoPE as an ONNX graph has it: frequencies under a cosine, or caches of cosines and sines.
+
+Hidden values do not pass through them, so that no weight tells whether they are those of the
+configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+import numpy as np
+
+from edgellm.errors import FormatError
+from edgellm.exporters.onnx_data import OnnxModelFile
+from edgellm.exporters.onnx_types import OnnxNode, OnnxTensor
+from edgellm.exporters.onnx_weights import FLOATS, Dense
+from edgellm.models import ModelDescription
+from edgellm.types import Float32Array
+
+__all__ = ["check_rope", "rope_base"]
+
+_MICROSOFT: Final = "com.microsoft"
+_CACHES: Final[Mapping[tuple[str, str], tuple[int, int]]] = {  # inputs: cosines, sines
+    ("", "RotaryEmbedding"): (1, 2),
+    (_MICROSOFT, "RotaryEmbedding"): (2, 3),
+    (_MICROSOFT, "GroupQueryAttention"): (7, 8),
+}
+_MAX_NODES: Final = 64  # between a cosine and its frequencies
+
+
+def check_rope(file: OnnxModelFile, description: ModelDescription) -> None:
+    """Compares the frequencies that the graph turns positions by with the configuration's.
+
+    Args:
+        file: The model.
+        description: The configuration's model.
+
+    Raises:
+        FormatError: The graph has others.
+    """
+    for node, found in _frequencies(file, description.head_dim // 2):
+        # Halves and bfloat16 hold two digits or three, and the smallest halves are multiples of
+        # 6e-8.
+        if not any(
+            np.allclose(found, wanted, rtol=5e-3, atol=1e-7) for wanted in description.inv_freqs
+        ):
+            wanted = ", ".join(f"{table[-1]:.4g}" for table in description.inv_freqs)
+            raise FormatError(
+                f"{file.path}: {node} has frequencies of RoPE down to {found[-1]:.4g}, its "
+                f"configuration says {wanted}: they do not belong together, or what exported the "
+                "model did not understand its rope_parameters"
+            )
+
+
+def rope_base(cos: Float32Array, sin: Float32Array, *, is_half: bool) -> float | None:
+    """The base that plain RoPE's caches were made with.
+
+    Args:
+        cos: (positions, head size / 2) cosines.
+        sin: The same of sines.
+        is_half: They were rounded to 16 bits.
+
+    Returns:
+        The shortest number that gives these caches; None if they are those of a scaled RoPE.
+    """
+    positions, half = cos.shape
+    if positions < 2 or half < 2:
+        return None
+    # The slowest pair tells most; at the last position a half has digits enough, if it is not past
+    # one turn by then.
+    candidates = []
+    for position in (1, positions - 1):
+        angle = math.atan2(sin[position, -1], cos[position, -1]) / position
+        if 0 < angle < 1:
+            base = angle ** (-half / (half - 1))
+            candidates += [float(f"{base:.{digits}g}") for digits in (1, 2, 3, 5, 7)]
+    # Caches are computed in float32: an angle is off by half a digit of its position.
+    tolerance = 4e-7 * positions + (1e-3 if is_half else 1e-6)
+    rows = np.unique(np.linspace(1, positions - 1, 64, dtype=np.int64))
+    for base in sorted(candidates, key=lambda base: len(f"{base:g}".rstrip("0"))):
+        angles = rows[:, None] * base ** (-np.arange(half) / half)
+        if all(
+            np.abs(table[rows] - function(angles)).max() <= tolerance
+            for table, function in ((cos, np.cos), (sin, np.sin))
+        ):
+            return base
+    return None
+
+
+def _frequencies(file: OnnxModelFile, count: int) -> Iterator[tuple[OnnxNode, Float32Array]]:
+    """Nodes that rotate, and by what: (count,) radians a position."""
+    makers = {name: node for node in file.graph.nodes for name in node.outputs}
+    sizes = count, 2 * count
+    for node in file.graph.nodes:
+        kind = node.domain, node.op
+        if kind == ("", "Cos"):
+            for tensor in _constants_before(file, makers, node.inputs[:1]):
+                if math.prod(tensor.shape) in sizes:
+                    found = _row(file, tensor, (1, math.prod(tensor.shape)), 0)
+                    if _is_falling(found[:count]) and np.isin(found, found[:count]).all():
+                        yield node, found[:count]
+        elif kind in _CACHES:
+            rows = [
+                _row(file, tensor, tensor.shape, 1)[:count]
+                for index in _CACHES[kind]
+                for tensor in _constants_before(file, makers, node.inputs[index : index + 1])
+                if tensor.shape[-1:] in ((count,), (2 * count,))
+                and math.prod(tensor.shape[:-1]) > 1
+            ]
+            if len(rows) == len(_CACHES[kind]):
+                yield node, np.arctan2(rows[1], rows[0])
+
+
+def _constants_before(
+    file: OnnxModelFile, makers: Mapping[str, OnnxNode], names: tuple[str, ...]
+) -> Iterator[OnnxTensor]:
+    """Constants of floats that values are made of, those of the nearest nodes."""
+    waiting, seen = list(names), set(names)
+    for name in waiting:  # which grows
+        tensor = file.graph.initializers.get(name)
+        node = makers.get(name)
+        if node is not None and isinstance(node.attributes.get("value"), OnnxTensor):
+            tensor = node.attributes["value"]
+        if tensor is not None:
+            if tensor.type in FLOATS:
+                yield tensor
+        elif node is not None and len(seen) < _MAX_NODES:
+            waiting += [other for other in node.inputs if other and other not in seen]
+            seen.update(node.inputs)
+
+
+def _row(
+    file: OnnxModelFile, tensor: OnnxTensor, shape: tuple[int, ...], number: int
+) -> Float32Array:
+    """A row of a constant, seen as (..., cols)."""
+    flat = math.prod(shape[:-1]), shape[-1]
+    whole = Dense(file=file, tensor=tensor, shape=flat, stored=flat)
+    return whole.rows(number, 1).reshape(-1)
+
+
+def _is_falling(values: Float32Array) -> bool:
+    return bool(np.isfinite(values).all() and (values > 0).all() and (np.diff(values) <= 0).all())
