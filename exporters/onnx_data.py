@@ -117,7 +117,9 @@ class OnnxModelFile:
 
     def _open_data(self) -> None:
         spans: dict[str, set[Span]] = {}
-        for tensor in self.graph.initializers.values():
+        attributes = (value for node in self.graph.nodes for value in node.attributes.values())
+        constants = (value for value in attributes if isinstance(value, OnnxTensor))
+        for tensor in (*self.graph.initializers.values(), *constants):
             if tensor.external is None:
                 continue
             if tensor.type not in ITEM_BITS:

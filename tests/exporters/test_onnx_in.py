@@ -268,6 +268,28 @@ def test_the_command_exports_and_the_model_answers(plain_hf: Path, tmp_path: Pat
         assert result.exit_code == 0, result.output
 
 
+def test_constants_of_nodes_may_lie_in_the_data_file(plain_hf: Path, tmp_path: Path) -> None:
+    folder = decoders.torch_folder(plain_hf, tmp_path / "model")
+    expected = weights_of(open_source(folder))
+    model = onnx.load(folder / "model.onnx")
+    nodes = [
+        onnx.helper.make_node("Constant", [], [tensor.name], value=tensor)
+        for tensor in model.graph.initializer
+    ]
+    del model.graph.initializer[:]
+    for node in reversed(nodes):
+        model.graph.node.insert(0, node)
+    onnx.save_model(
+        model, folder / "model.onnx", save_as_external_data=True, location="all.data",
+        size_threshold=0, convert_attribute=True,
+    )  # fmt: skip
+    (folder / "model.onnx_data").unlink()
+    assert_same(weights_of(open_source(folder)), expected)
+    edit(folder / "config.json", lambda config: config.update(rope_theta=2e6))
+    with pytest.raises(FormatError, match="frequencies of RoPE"):
+        open_source(folder)
+
+
 def test_optimum_s_folder_onnx_has_its_configs_above(plain_hf: Path, tmp_path: Path) -> None:
     folder = decoders.torch_folder(plain_hf, tmp_path / "model")
     (folder / "onnx").mkdir()
