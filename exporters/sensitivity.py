@@ -26,6 +26,7 @@ _Ratios = dict[TensorFormat, float]
 
 _ROWS: Final = 64  # of logits at a time
 _LIKELIEST: Final = 512  # tokens of each distribution that divergences are summed over
+_UNITS: Final = 1 << 15  # that a budget is spent in
 _SAMPLE: Final = 256  # rows of a matrix that formats are compared on
 
 
@@ -169,7 +170,10 @@ def _divergences(
 
 
 def spend(candidates: list[Candidate], budget: int) -> dict[str, TensorFormat]:
-    """Formats that fit a budget: from the smallest up, the most nats a byte first.
+    """The formats within a budget that lose least, all losses added up.
+
+    By dynamic programming, over what is left beyond the smallest formats: the matrix with the most
+    nats a byte first would leave out a large one, such as the embedding, that no longer fits.
 
     Args:
         candidates: All matrices there are.
@@ -178,18 +182,27 @@ def spend(candidates: list[Candidate], budget: int) -> dict[str, TensorFormat]:
     Returns:
         A format for each; the smallest for all where the budget is not enough.
     """
-    chosen = {item.name: min(item.sizes, key=lambda kind: item.sizes[kind]) for item in candidates}
-    budget -= sum(item.sizes[chosen[item.name]] for item in candidates)
-    while True:
-        steps = []
-        for item in candidates:
-            now = chosen[item.name]
-            for kind, size in item.sizes.items():
-                cost, gain = size - item.sizes[now], item.losses[now] - item.losses[kind]
-                if 0 < cost <= budget and gain > 0:
-                    steps.append((gain / cost, item.name, kind, cost))
-        if not steps:
-            return chosen
-        _, name, kind, cost = max(steps)
-        chosen[name] = kind
-        budget -= cost
+    smallest = [min(item.sizes, key=lambda kind: item.sizes[kind]) for item in candidates]
+    spare = budget - sum(item.sizes[kind] for item, kind in zip(candidates, smallest, strict=True))
+    unit = max(1, -(-spare // _UNITS))  # bytes
+    units = max(0, spare) // unit
+    best = np.zeros(units + 1)  # nats saved by what is spent, at most so many units
+    steps = []
+    for item, least in zip(candidates, smallest, strict=True):
+        before, kinds = best.copy(), list(item.sizes)
+        chosen = np.full(len(best), kinds.index(least), np.int8)
+        costs = [-(-(item.sizes[kind] - item.sizes[least]) // unit) for kind in kinds]
+        for number, (kind, cost) in enumerate(zip(kinds, costs, strict=True)):
+            if cost > units:
+                continue
+            saved = before[: len(before) - cost] + (item.losses[least] - item.losses[kind])
+            is_better = saved > best[cost:]
+            best[cost:][is_better] = saved[is_better]
+            chosen[cost:][is_better] = number
+        steps.append((item.name, kinds, costs, chosen))
+    formats = {}
+    for name, kinds, costs, chosen in reversed(steps):
+        number = chosen[units]
+        formats[name] = kinds[number]
+        units -= costs[number]
+    return formats

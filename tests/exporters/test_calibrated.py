@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -277,6 +278,32 @@ def test_bytes_are_spent_where_they_save_most() -> None:
     ] == ["E5", "E8", "E4"]
     assert sum(sizes[kind] for kind in chosen.values()) <= 182
     assert set(spend(items, 1000).values()) == {TensorFormat.E8}
+
+
+def test_no_other_formats_within_the_budget_lose_less() -> None:
+    kinds = (TensorFormat.E4, TensorFormat.E5, TensorFormat.E8)
+    random = np.random.default_rng(1)
+    for _ in range(20):
+        items = []
+        for name in "abcde":
+            scale = int(random.integers(1, 40))
+            sizes = dict(zip(kinds, (9 * scale, 11 * scale, 16 * scale), strict=True))
+            losses = dict(zip(kinds, sorted(random.random(3), reverse=True), strict=True))
+            items.append(Candidate(name=name, sizes=sizes, losses=losses))
+        least = sum(item.sizes[TensorFormat.E4] for item in items)
+        budget = int(least * random.uniform(1, 1.8))
+
+        def sizes_and_losses(
+            choice: tuple[TensorFormat, ...], items: list[Candidate] = items
+        ) -> tuple[int, float]:
+            pairs = list(zip(items, choice, strict=True))
+            return sum(i.sizes[kind] for i, kind in pairs), sum(i.losses[kind] for i, kind in pairs)
+
+        found = spend(items, budget)
+        size, loss = sizes_and_losses(tuple(found[item.name] for item in items))
+        choices = map(sizes_and_losses, product(kinds, repeat=len(items)))
+        assert size <= budget
+        assert loss == min(other for fitting, other in choices if fitting <= budget)
 
 
 def test_a_workspace_keeps_its_work_only_for_the_same_task(tmp_path: Path) -> None:
