@@ -14,6 +14,7 @@ import numpy as np
 
 from edgellm.errors import FormatError
 from edgellm.exporters.onnx_data import OnnxModelFile
+from edgellm.exporters.onnx_ops import MICROSOFT
 from edgellm.exporters.onnx_types import OnnxNode, OnnxTensor
 from edgellm.exporters.onnx_weights import FLOATS, Dense
 from edgellm.models import ModelDescription
@@ -21,11 +22,10 @@ from edgellm.types import Float32Array
 
 __all__ = ["check_rope", "rope_base"]
 
-_MICROSOFT: Final = "com.microsoft"
 _CACHES: Final[Mapping[tuple[str, str], tuple[int, int]]] = {  # inputs: cosines, sines
     ("", "RotaryEmbedding"): (1, 2),
-    (_MICROSOFT, "RotaryEmbedding"): (2, 3),
-    (_MICROSOFT, "GroupQueryAttention"): (7, 8),
+    (MICROSOFT, "RotaryEmbedding"): (2, 3),
+    (MICROSOFT, "GroupQueryAttention"): (7, 8),
 }
 _MAX_NODES: Final = 64  # between a cosine and its frequencies
 
