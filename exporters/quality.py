@@ -156,11 +156,11 @@ def calibrate(
             advance=advance,
         )
         hidden = worker.collect()
+        if worker.description.has_embed_scale:
+            tensors = (*tensors, _embed_scale(worker.description.hidden_size))
         if bits is not None:
             tensors = _spend(worker, tensors, bits, is_head_free, workspace)
         worker.quantise({tensor.name: tensor.format for tensor in tensors})
-    if worker.description.has_embed_scale:
-        tensors = (*tensors, _embed_scale(worker.description.hidden_size))
     used = {"origin": calibration.origin, "sha256": calibration.sha256}
     return Calibrated(
         description=worker.description,
