@@ -46,36 +46,35 @@ def chat(
     while True:
         try:
             text = read_message(input)
+            word, _, rest = text.partition(" ")
+            if not text.strip():
+                continue
+            if word in ("/exit", "/bye", "/quit"):
+                return
+            if word == "/help":
+                click.echo(HELP, err=True)
+            elif word == "/clear":
+                history = []
+            elif word == "/system":
+                if rest.strip():
+                    system, history = rest.strip(), []
+                else:
+                    click.echo(system or "(no system message)", err=True)
+            elif word.startswith("/") and word[1:].isalpha():
+                click.echo(f"no command {word}; see /help", err=True)
+            else:
+                first: list[Message] = []
+                if system is not None:
+                    first = [{"role": "system", "content": system}]
+                asked: Message = {"role": "user", "content": text}
+                answer = _answer(llm, [*first, *history, asked], sampling, max_tokens, stop)
+                if answer is not None:
+                    history += [asked, {"role": "assistant", "content": answer}]
         except KeyboardInterrupt:
             click.echo("\n(Ctrl-D or /exit leaves)", err=True)
-            continue
         except EOFError:
             click.echo(err=True)
             return
-        word, _, rest = text.partition(" ")
-        if not text.strip():
-            continue
-        if word in ("/exit", "/bye", "/quit"):
-            return
-        if word == "/help":
-            click.echo(HELP, err=True)
-        elif word == "/clear":
-            history = []
-        elif word == "/system":
-            if rest.strip():
-                system, history = rest.strip(), []
-            else:
-                click.echo(system or "(no system message)", err=True)
-        elif word.startswith("/") and word[1:].isalpha():
-            click.echo(f"no command {word}; see /help", err=True)
-        else:
-            first = [{"role": "system", "content": system}] if system is not None else []
-            history.append({"role": "user", "content": text})
-            answer = _answer(llm, [*first, *history], sampling, max_tokens, stop)
-            if answer is None:
-                history.pop()
-            else:
-                history.append({"role": "assistant", "content": answer})
 
 
 def read_message(read_line: Callable[[str], str]) -> str:
