@@ -27,7 +27,7 @@ from edgellm.format.layout import dequantize
 from edgellm.format.spec import SectionType
 from edgellm.format.temporary import sync_folder
 from edgellm.models import ModelDescription, ModelSpec, file_shapes, specs
-from edgellm.types import Float32Array
+from edgellm.types import Float32Array, TensorFormat
 
 __all__ = ["MODEL_NAME", "OnnxReport", "export_onnx", "load_package"]
 
@@ -77,7 +77,7 @@ def export_onnx(path: Path, output: Path, weights: Weights = "int4") -> OnnxRepo
     load_package("onnx")
     if os.path.lexists(output):
         raise EdgeLLMError(f"{output} exists: remove it or name another folder")
-    with EdgeFile.open(path) as file, _new_folder(output) as folder:
+    with EdgeFile.open(path, verify=True) as file, _new_folder(output) as folder:
         description, spec = _describe(file)
         _write_texts(file, description, spec, folder)
         with (folder / DATA_NAME).open("xb") as out:
@@ -130,6 +130,11 @@ def _describe(file: EdgeFile) -> tuple[ModelDescription, ModelSpec]:
         if entry is None or (entry.rows, entry.cols) != shape:
             raise FormatError(
                 f"{file.path}: tensor {name} is missing or not {shape}; export the model again"
+            )
+        if (entry.format == TensorFormat.F32) != (shape[0] == 1):
+            raise FormatError(
+                f"{file.path}: tensor {name} of {shape} is {entry.format.name}; export the model "
+                "again"
             )
     for spec in specs():
         if spec.architecture == description.architecture:

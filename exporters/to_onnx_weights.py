@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, Final, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from edgellm.errors import FormatError
 from edgellm.format import EdgeFile
 from edgellm.format.layout import dequantize, integers, unpack_grouped
 from edgellm.format.spec import GROUP_COLS, PANEL_ROWS, SUPERBLOCK_COLS
@@ -65,6 +66,8 @@ def _e4_blocks(data: npt.NDArray[np.uint8], rows: int, cols: int) -> Blocks:
     Both are rounded, so a weight may differ from float32(D * (s * q - z)) by 1e-7 of the largest.
     """
     parts = unpack_grouped(data, TensorFormat.E4, rows, cols)
+    if not parts.s.all():
+        raise ValueError("a group has a scale of 0")
     groups = parts.s.shape[1]
     pairs = parts.codes.reshape(rows, groups, GROUP_COLS // 2, 2)
     s = parts.s.astype(np.float32)
@@ -189,11 +192,14 @@ class OnnxWeights:
         stem = self._source[canonical].removesuffix(".weight") + ".MatMul.weight_"
         scales, zero_points = [], []
         start = self._begin(rows * cols // 2)
-        for part in self._pieces(canonical, make_blocks):
-            self._out.write(np.ascontiguousarray(part.codes).data)
-            scales.append(part.scales)
-            if part.zero_points is not None:
-                zero_points.append(part.zero_points)
+        try:
+            for part in self._pieces(canonical, make_blocks):
+                self._out.write(np.ascontiguousarray(part.codes).data)
+                scales.append(part.scales)
+                if part.zero_points is not None:
+                    zero_points.append(part.zero_points)
+        except ValueError as error:
+            raise FormatError(f"{self._file.path}: tensor {canonical}: {error}") from None
         codes = self._end(f"{stem}Q{part.bits}", np.uint8, (rows, *part.codes.shape[1:]), start)
         return Matrix(
             rows=rows,

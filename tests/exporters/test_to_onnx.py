@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from tiny_models import ARCHITECTURES, write_tiny_model
 
 from edgellm.cli import cli
-from edgellm.errors import EdgeLLMError, MissingExtraError, UnsupportedModelError
+from edgellm.errors import EdgeLLMError, FormatError, MissingExtraError, UnsupportedModelError
 from edgellm.exporters import to_onnx, to_onnx_witness
 from edgellm.exporters.export import ExportOptions, export_model
 from edgellm.exporters.to_onnx import export_onnx
@@ -293,6 +293,25 @@ def test_a_failed_export_leaves_nothing(
     with pytest.raises(EdgeLLMError, match="new: cannot write: No space left on device"):
         export_onnx(edge("llama"), tmp_path / "new")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_file_is_refused(edge: Callable[[str], Path], tmp_path: Path) -> None:
+    data = bytearray(edge("llama").read_bytes())
+    with EdgeFile.open(edge("llama")) as file:
+        place = file.tensors["layers.0.o"]
+        data[file.sections[place.section].offset + place.offset] ^= 1
+    (tmp_path / "damaged.edge").write_bytes(data)
+    with pytest.raises(FormatError, match="CRC differs"):
+        export_onnx(tmp_path / "damaged.edge", tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged.edge"]
+
+
+def test_a_group_without_a_scale_is_refused(edge: Callable[[str], Path]) -> None:
+    with EdgeFile.open(edge("llama e4")) as file:
+        entry = file.tensors["layers.0.o"]
+        data = np.zeros_like(file.tensor_data("layers.0.o"))
+    with pytest.raises(ValueError, match="a group has a scale of 0"):
+        make_blocks(data, entry.format, entry.rows, entry.cols)
 
 
 def test_an_existing_folder_is_not_touched(edge: Callable[[str], Path], tmp_path: Path) -> None:
