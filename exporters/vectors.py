@@ -178,13 +178,13 @@ def chat_vectors(
     encoders = [ChatEncoder(tokenizer, make_templates(source, now)) for now in _PROBE_DATES]
     vectors: list[dict[str, Any]] = []
     skipped: list[str] = []
-    refusals: list[TemplateError] = []
+    refusals: list[Exception] = []
     for number, (messages, is_open) in enumerate(CHATS):
         try:
             first, second = (
                 encoder.encode(messages, add_generation_prompt=is_open) for encoder in encoders
             )
-        except TemplateError as error:
+        except (TemplateError, ValueError) as error:  # ValueError: it renders no valid Unicode
             refusals.append(error)
             skipped.append(f"chat {number}: {error}")
             continue
@@ -200,7 +200,9 @@ def chat_vectors(
             }
         )
     if len(refusals) == len(CHATS):
-        raise refusals[0]
+        if isinstance(refusals[0], TemplateError):
+            raise refusals[0]
+        raise TemplateError(f"chat template 'default': {refusals[0]}")
     return vectors, skipped
 
 

@@ -349,6 +349,7 @@ def test_chats_that_depend_on_the_date_are_left_out(small: Path, tmp_path: Path)
         ("line one\n{% if %}", "line 2"),
         ("{{ .Messages }}", "line 1"),
         ("{{ raise_exception('never') }}", "never"),
+        ("{{ '\\ud800' }}", "chat template 'default'"),
     ],
 )
 def test_a_template_that_never_works_is_an_error(
