@@ -139,9 +139,7 @@ class Constants:
             raise broken(
                 self._file, node, "has codes, scales or zero points that are not initialisers"
             )
-        return self.blocks(
-            node, (codes, scales, zeros), (rows, cols), bits=bits, block=block, zero=1 << (bits - 1)
-        )
+        return self.blocks(node, (codes, scales, zeros), (rows, cols), bits=bits, block=block)
 
     def blocks(
         self,
@@ -151,9 +149,12 @@ class Constants:
         *,
         bits: int,
         block: int,
-        zero: float,
+        zero: float | None = None,
     ) -> Blocked:
-        """Codes, scales and zero points as a weight of (rows, cols); errors are of `node`."""
+        """Codes, scales and zero points as a weight of (rows, cols); errors are of `node`.
+
+        `zero` is the zero point where there are none, the middle of the codes if it is None.
+        """
         codes, scales, zeros = parts
         rows, cols = shape
         num_blocks = -(-cols // block) if block >= 16 else 0
@@ -186,7 +187,7 @@ class Constants:
             codes=codes.tensor,
             scales=scales.tensor,
             zeros=None if zeros is None else zeros.tensor,
-            zero=zero,
+            zero=1 << (bits - 1) if zero is None else zero,
             shape=shape,
             bits=bits,
             block=block,

@@ -16,7 +16,7 @@ from edgellm.errors import FormatError
 from edgellm.exporters.onnx_constants import broken
 from edgellm.exporters.onnx_data import OnnxModelFile
 from edgellm.exporters.onnx_lookup import Lookups
-from edgellm.exporters.onnx_ops import HANDLERS, MICROSOFT
+from edgellm.exporters.onnx_ops import HANDLERS, MICROSOFT, check_attributes
 from edgellm.exporters.onnx_types import OnnxNode
 from edgellm.exporters.onnx_walk import Sites, Value, Walk
 from edgellm.exporters.onnx_weights import FLOATS, Weight
@@ -110,6 +110,7 @@ def _follow(walk: Walk, node: OnnxNode) -> None:
     if handler is None:
         how = _NOT_READ if node.op in _QUANTIZED else ""
         raise walk.unknown(node, f"on the way of the weights{how}")
+    check_attributes(walk, node)
     result = handler(walk, node, [walk.values[n] for n in node.inputs if n in walk.values])
     if isinstance(result, Value):
         result = (result,) * len(node.outputs)

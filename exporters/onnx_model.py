@@ -89,7 +89,7 @@ def load_onnx(path: Path) -> ModelSource:
         spec = find_hf(config)
         description = spec.model_from_hf(config)
     check_decoder(decoder, description, str(path))
-    check_rope(file, description)
+    check_rope(file, decoder, description)
     weights, notes = _weights(decoder, spec, description, str(path))
     return model_of_folder(
         folder,

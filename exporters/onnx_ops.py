@@ -28,6 +28,8 @@ _SAME: Final = (
 def _on_same(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if node.op in ("Cast", "CastLike", "Identity"):
         return values[0]
+    if node.op == "Concat" and walk.has_weights(node):
+        raise walk.unknown(node, "which joins constants to a hidden value")
     return dataclasses.replace(walk.union(node, values), linear=None)
 
 
@@ -64,6 +66,8 @@ def _on_mul(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
         return _normed(walk, node, values)
     constant = walk.constants.among(node)
     if len(values) == 2 or constant is None or constant.num_axes != 1:
+        if values[0].kind in ("plain", "normed") and walk.has_weights(node):
+            raise walk.unknown(node, "which multiplies by constants")
         return dataclasses.replace(walk.union(node, values), linear=None)
     vector, value = walk.constants.vector(constant), values[0]
     (site, *others) = value.sites
@@ -81,7 +85,11 @@ def _on_div(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if [value.kind for value in values] == ["plain", "mean"]:
         return _normed(walk, node, values)
     constant = walk.constants.among(node)
-    if len(values) == 2 or (constant is not None and constant.num_axes == 1):
+    if (
+        len(values) == 2
+        or (constant is not None and constant.num_axes == 1)
+        or (values[0].kind in ("plain", "normed") and walk.has_weights(node))
+    ):
         raise walk.unknown(node, "which divides by something other than a number,")
     return dataclasses.replace(values[0], linear=None)
 
@@ -93,6 +101,8 @@ def _on_reducemean(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
 def _on_softmax(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if values[0].kind != "scores":
         raise walk.unknown(node, "which is not that of an attention,")
+    if node.integer("axis", -1) not in (-1, 3):
+        raise walk.unknown(node, "over another axis than the keys")
     return dataclasses.replace(values[0], kind="probabilities")
 
 
@@ -260,9 +270,6 @@ def _attend(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
 
 
 def _on_groupqueryattention(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
-    for key in ("rotary_interleaved", "softcap", "smooth_softmax"):
-        if node.attributes.get(key):
-            raise walk.unknown(node, f"with {key}")
     if any(node.inputs[10:]):
         raise walk.unknown(node, "with an attention bias, sinks or a quantised cache")
     linear = values[0].linear
@@ -296,6 +303,7 @@ def _fused(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if len(values) != 3:
         raise walk.unknown(node, "without queries, keys and values from the embedding")
     query, key, value = values
+    node.number("scale", 0.0)
     attention = Attention(
         node=str(node), query=query.sites, key=key.sites, value=value.sites,
         options=dict(node.attributes),
@@ -308,6 +316,46 @@ def _on_rotaryembedding(walk: Walk, node: OnnxNode, values: list[Value]) -> Valu
     if node.integer("interleaved", 0) or len(values) != 1:
         raise walk.unknown(node, "with interleaved")
     return dataclasses.replace(values[0], linear=None)
+
+
+# Of ONNX Runtime's operations the attributes that are read, and those that are not with the values
+# that change nothing. Later versions have more, of which nothing is known.
+_READ: Final[Mapping[str, tuple[str, ...]]] = {
+    "FastGelu": (),
+    "Gelu": (),
+    "GroupQueryAttention": (
+        "do_rotary", "kv_num_heads", "local_window_size", "num_heads", "qk_norm_epsilon", "scale",
+        "sliding_window_cache",  # how long the cache's buffers are
+    ),
+    "MatMulNBits": ("K", "N", "accuracy_level", "bits", "block_size"),
+    "MultiHeadAttention": ("mask_filter_value", "num_heads", "scale", "unidirectional"),
+    "QuickGelu": ("alpha",),
+    "RotaryEmbedding": ("interleaved", "num_heads", "rotary_embedding_dim"),
+    "SkipSimplifiedLayerNormalization": ("epsilon",),
+}  # fmt: skip
+_HARMLESS: Final[Mapping[str, tuple[object, ...]]] = {
+    "causal": (1,), "is_packed_batching": (0,), "k_quant_type": (b"NONE",),
+    "kv_cache_bit_width": (0,), "qk_output": (0,), "rotary_interleaved": (0,), "scale": (1.0,),
+    "smooth_softmax": (-1, 0), "softcap": (0.0,),
+    "v_quant_type": (b"NONE",), "weight_prepacked": (0,),
+}  # fmt: skip
+
+
+def check_attributes(walk: Walk, node: OnnxNode) -> None:
+    """Refuses an operation of ONNX Runtime that has an attribute which may change its result.
+
+    Args:
+        walk: The walk.
+        node: One that has a handler.
+
+    Raises:
+        UnsupportedModelError: It has one.
+    """
+    if node.domain != MICROSOFT:
+        return
+    for key, value in node.attributes.items():
+        if key not in _READ[node.op] and value not in _HARMLESS.get(key, ()):
+            raise walk.unknown(node, f"with {key}")
 
 
 HANDLERS: Final[

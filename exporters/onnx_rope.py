@@ -7,16 +7,18 @@ configuration.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
 
 from edgellm.errors import FormatError
 from edgellm.exporters.onnx_data import OnnxModelFile
+from edgellm.exporters.onnx_match import Decoder
 from edgellm.exporters.onnx_ops import MICROSOFT
-from edgellm.exporters.onnx_types import OnnxNode, OnnxTensor
-from edgellm.exporters.onnx_weights import FLOATS, Dense
+from edgellm.exporters.onnx_types import DOUBLE, OnnxNode, OnnxTensor
+from edgellm.exporters.onnx_walk import constants_before
+from edgellm.exporters.onnx_weights import Dense
 from edgellm.models import ModelDescription
 from edgellm.types import Float32Array
 
@@ -27,31 +29,53 @@ _CACHES: Final[Mapping[tuple[str, str], tuple[int, int]]] = {  # inputs: cosines
     (MICROSOFT, "RotaryEmbedding"): (2, 3),
     (MICROSOFT, "GroupQueryAttention"): (7, 8),
 }
-_MAX_NODES: Final = 64  # between a cosine and its frequencies
 
 
-def check_rope(file: OnnxModelFile, description: ModelDescription) -> None:
+def check_rope(file: OnnxModelFile, decoder: Decoder, description: ModelDescription) -> None:
     """Compares the frequencies that the graph turns positions by with the configuration's.
 
     Args:
         file: The model.
+        decoder: What its graph holds.
         description: The configuration's model.
 
     Raises:
-        FormatError: The graph has others.
+        FormatError: The graph has others, lacks some, or has none that are found.
     """
+    tables, lacking = description.inv_freqs, {layer.rope for layer in description.layers}
     for node, found in _frequencies(file, description.head_dim // 2):
-        # Halves and bfloat16 hold two digits or three, and the smallest halves are multiples of
-        # 6e-8.
-        if not any(
-            np.allclose(found, wanted, rtol=5e-3, atol=1e-7) for wanted in description.inv_freqs
-        ):
-            wanted = ", ".join(f"{table[-1]:.4g}" for table in description.inv_freqs)
-            raise FormatError(
-                f"{file.path}: {node} has frequencies of RoPE down to {found[-1]:.4g}, its "
-                f"configuration says {wanted}: they do not belong together, or what exported the "
-                "model did not understand its rope_parameters"
-            )
+        alike = [number for number, table in enumerate(tables) if _is_alike(found, table)]
+        if not alike:
+            raise _differ(file, str(node), found, tables)
+        lacking.difference_update(alike)
+    if lacking:
+        slowest = ", ".join(f"{tables[number][-1]:.4g}" for number in sorted(lacking))
+        raise FormatError(
+            f"{file.path}: the graph turns nothing by the frequencies of RoPE that its "
+            f"configuration says (down to {slowest}): they do not belong together"
+        )
+    for layer, described in zip(decoder.layers, description.layers, strict=True):
+        if layer.attention.rope is not None:
+            cos, sin = (_row(file, cache.tensor, cache.shape, 1) for cache in layer.attention.rope)
+            found, wanted = np.arctan2(sin, cos), tables[described.rope]
+            if not _is_alike(found, wanted):
+                raise _differ(file, layer.attention.node, found, (wanted,))
+
+
+def _is_alike(found: Float32Array, wanted: Float32Array) -> bool:
+    # Halves and bfloat16 hold two digits or three, and the smallest halves are multiples of 6e-8.
+    return found.shape == wanted.shape and np.allclose(found, wanted, rtol=5e-3, atol=1e-7)
+
+
+def _differ(
+    file: OnnxModelFile, node: str, found: Float32Array, tables: Iterable[Float32Array]
+) -> FormatError:
+    wanted = ", ".join(f"{len(table)} down to {table[-1]:.4g}" for table in tables)
+    return FormatError(
+        f"{file.path}: {node} has {len(found)} frequencies of RoPE down to {found[-1]:.4g}, its "
+        f"configuration says {wanted}: they do not belong together, or what exported the model "
+        "did not understand its rope_parameters"
+    )
 
 
 def rope_base(cos: Float32Array, sin: Float32Array, *, is_half: bool) -> float | None:
@@ -90,45 +114,28 @@ def rope_base(cos: Float32Array, sin: Float32Array, *, is_half: bool) -> float |
 
 
 def _frequencies(file: OnnxModelFile, count: int) -> Iterator[tuple[OnnxNode, Float32Array]]:
-    """Nodes that rotate, and by what: (count,) radians a position."""
+    """Nodes that rotate, and by what: radians a position, (count,) or those of a cache."""
     makers = {name: node for node in file.graph.nodes for name in node.outputs}
     sizes = count, 2 * count
     for node in file.graph.nodes:
         kind = node.domain, node.op
         if kind == ("", "Cos"):
-            for tensor in _constants_before(file, makers, node.inputs[:1]):
+            for tensor in constants_before(file, makers, node.inputs[:1]):
                 if math.prod(tensor.shape) in sizes:
                     found = _row(file, tensor, (1, math.prod(tensor.shape)), 0)
                     if _is_falling(found[:count]) and np.isin(found, found[:count]).all():
                         yield node, found[:count]
         elif kind in _CACHES:
+            if node.op == "GroupQueryAttention" and not node.integer("do_rotary", 0):
+                continue
             rows = [
-                _row(file, tensor, tensor.shape, 1)[:count]
+                _row(file, tensor, tensor.shape, 1)
                 for index in _CACHES[kind]
-                for tensor in _constants_before(file, makers, node.inputs[index : index + 1])
-                if tensor.shape[-1:] in ((count,), (2 * count,))
-                and math.prod(tensor.shape[:-1]) > 1
+                for tensor in constants_before(file, makers, node.inputs[index : index + 1])
+                if len(tensor.shape) > 1 and math.prod(tensor.shape[:-1]) > 1
             ]
-            if len(rows) == len(_CACHES[kind]):
+            if len(rows) == len(_CACHES[kind]) and len(rows[0]) == len(rows[1]):
                 yield node, np.arctan2(rows[1], rows[0])
-
-
-def _constants_before(
-    file: OnnxModelFile, makers: Mapping[str, OnnxNode], names: tuple[str, ...]
-) -> Iterator[OnnxTensor]:
-    """Constants of floats that values are made of, those of the nearest nodes."""
-    waiting, seen = list(names), set(names)
-    for name in waiting:  # which grows
-        tensor = file.graph.initializers.get(name)
-        node = makers.get(name)
-        if node is not None and isinstance(node.attributes.get("value"), OnnxTensor):
-            tensor = node.attributes["value"]
-        if tensor is not None:
-            if tensor.type in FLOATS:
-                yield tensor
-        elif node is not None and len(seen) < _MAX_NODES:
-            waiting += [other for other in node.inputs if other and other not in seen]
-            seen.update(node.inputs)
 
 
 def _row(
@@ -136,6 +143,8 @@ def _row(
 ) -> Float32Array:
     """A row of a constant, seen as (..., cols)."""
     flat = math.prod(shape[:-1]), shape[-1]
+    if tensor.type == DOUBLE:
+        return np.asarray(file.array(tensor).reshape(flat)[number], np.float32)
     whole = Dense(file=file, tensor=tensor, shape=flat, stored=flat)
     return whole.rows(number, 1).reshape(-1)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from edgellm.errors import UnsupportedModelError
 from edgellm.exporters.onnx_constants import Constant, Constants, broken
 from edgellm.exporters.onnx_data import OnnxModelFile
-from edgellm.exporters.onnx_types import OnnxNode
-from edgellm.exporters.onnx_weights import Weight
+from edgellm.exporters.onnx_types import DOUBLE, OnnxNode, OnnxTensor
+from edgellm.exporters.onnx_weights import FLOATS, Weight
 from edgellm.format.spec import MAX_LAYERS
 
 # "mean" is a mean square or something made of one, "normed" a value divided by its root; "scores"
@@ -21,6 +22,7 @@ SiteKind: TypeAlias = Literal["embedding", "linear", "norm", "sum"]
 
 MAX_SITES: Final = 16 * MAX_LAYERS
 _MAX_SOURCES: Final = 8
+_MAX_NODES: Final = 64  # between a node and the constants that its inputs are made of
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -102,6 +104,18 @@ class Walk:
         self.values: dict[str, Value] = {}
         self.sites: list[Site] = []
         self.attentions: list[Attention] = []
+        self._makers = {name: node for node in file.graph.nodes for name in node.outputs}
+
+    def has_weights(self, node: OnnxNode) -> bool:
+        """Whether an input that is not hidden is made of several floats of the file.
+
+        What is under a cosine or sine is not, that is RoPE.
+        """
+        names = [name for name in node.inputs if name and name not in self.values]
+        return any(
+            math.prod(tensor.shape) > 1
+            for tensor in constants_before(self.file, self._makers, names, ("Cos", "Sin"))
+        )
 
     def sum(self, node: OnnxNode, left: Value, right: Value) -> Value:
         """Of two values of the same sites, one that comes from there; else a sum of branches."""
@@ -138,3 +152,32 @@ class Walk:
     def unknown(self, node: OnnxNode, how: str) -> UnsupportedModelError:
         """The error that a node does what no supported decoder does."""
         return UnsupportedModelError(f"{self.file.path}: {node} {how} is not supported")
+
+
+def constants_before(
+    file: OnnxModelFile,
+    makers: Mapping[str, OnnxNode],
+    names: Iterable[str],
+    stops: tuple[str, ...] = (),
+) -> Iterator[OnnxTensor]:
+    """Constants of floats that values are made of, those of the nearest nodes.
+
+    Args:
+        file: The model.
+        makers: The node of each value.
+        names: The values.
+        stops: Operations whose inputs do not count.
+    """
+    waiting = list(names)
+    seen = set(waiting)
+    for name in waiting:  # which grows
+        tensor = file.graph.initializers.get(name)
+        node = makers.get(name)
+        if node is not None and isinstance(node.attributes.get("value"), OnnxTensor):
+            tensor = node.attributes["value"]
+        if tensor is not None:
+            if tensor.type in (*FLOATS, DOUBLE):
+                yield tensor
+        elif node is not None and node.op not in stops and len(seen) < _MAX_NODES:
+            waiting += [other for other in node.inputs if other and other not in seen]
+            seen.update(node.inputs)

@@ -357,7 +357,9 @@ def test_rope_of_another_config_is_refused(kind: str, architecture: str, tmp_pat
     shutil.copy(hf / "config.json", folder)
     open_source(folder)
     edit(folder / "config.json", lambda config: config.update(rope_theta=2e6))
-    with pytest.raises(FormatError, match=r"has frequencies of RoPE down to .*, its configuration"):
+    with pytest.raises(
+        FormatError, match=r"has 16 frequencies of RoPE down to .*, its configuration"
+    ):
         open_source(folder)
 
 
@@ -398,4 +400,92 @@ def test_what_is_missing_is_named(plain_hf: Path, tmp_path: Path) -> None:
         open_source(tmp_path / "model")
     (folder / "tokenizer.json").unlink()
     with pytest.raises(FormatError, match=r"no tokenizer\.json"):
+        open_source(folder)
+
+
+def change_graph(folder: Path, change: Callable[[Any], None]) -> None:
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    change(model.graph)
+    (folder / "model.onnx").write_bytes(model.SerializeToString())
+
+
+def set_attribute(graph: Any, op: str, key: str, value: object) -> None:
+    for node in graph.node:
+        if node.op_type == op:
+            kept = [item for item in node.attribute if item.name != key]
+            del node.attribute[:]
+            node.attribute.extend([*kept, onnx.helper.make_attribute(key, value)])
+
+
+@pytest.mark.parametrize(
+    ("op", "key", "value", "message"),
+    [
+        ("GroupQueryAttention", "causal", 0, "with causal is not supported"),
+        ("GroupQueryAttention", "softcap", 30.0, "with softcap is not supported"),
+        ("GroupQueryAttention", "of_tomorrow", 1, "with of_tomorrow is not supported"),
+        ("GroupQueryAttention", "do_rotary", 0, "turns nothing by the frequencies of RoPE"),
+        ("GroupQueryAttention", "scale", b"x", "attribute 'scale' is not a float"),
+        ("MatMulNBits", "weight_prepacked", 1, "with weight_prepacked is not supported"),
+        ("MatMulNBits", "bits", 0, "numbers of 0 bits"),
+        ("MatMulNBits", "bits", -1, "numbers of -1 bits"),
+        ("MatMulNBits", "bits", 1 << 40, "numbers of 1099511627776 bits"),
+    ],
+)
+def test_attributes_that_change_the_result_are_refused(
+    op: str, key: str, value: object, message: str, plain_hf: Path, tmp_path: Path
+) -> None:
+    folder = decoders.genai_folder(plain_hf, tmp_path / "onnx", decoders.GenaiOptions())
+    shutil.copy(plain_hf / "config.json", folder)
+    change_graph(folder, lambda graph: set_attribute(graph, op, key, value))
+    with pytest.raises(EdgeLLMError, match=message):
+        open_source(folder)
+
+
+def test_caches_of_a_part_of_each_head_are_refused(plain_hf: Path, tmp_path: Path) -> None:
+    def halve(graph: Any) -> None:
+        for tensor in graph.initializer:
+            if tensor.name in ("cos_cache", "sin_cache"):
+                table = onnx.numpy_helper.to_array(tensor, str(folder))[:, ::2]
+                tensor.CopyFrom(onnx.numpy_helper.from_array(table.copy(), tensor.name))
+
+    folder = decoders.genai_folder(plain_hf, tmp_path / "onnx", decoders.GenaiOptions())
+    change_graph(folder, halve)
+    with pytest.raises(
+        FormatError, match=r"has 8 frequencies of RoPE .*, its configuration says 16"
+    ):
+        open_source(folder)
+
+
+@pytest.mark.parametrize("op", ["Mul", "Div", "Concat"])
+def test_constants_that_meet_hidden_values_are_refused(
+    op: str, plain_hf: Path, tmp_path: Path
+) -> None:
+    def add(graph: Any) -> None:
+        product = [node for node in graph.node if node.op_type == "MatMul"][3]
+        place = list(graph.node).index(product)
+        result = product.output[0]
+        product.output[0] = "before"
+        for name, value in (
+            ("gamma", np.full(288, 0.5, np.float32)),
+            ("shape", np.array([1, 1, 288])),
+        ):
+            graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+        options = {"axis": 1} if op == "Concat" else {}
+        nodes = (
+            onnx.helper.make_node("Reshape", ["gamma", "shape"], ["shaped"]),
+            onnx.helper.make_node(op, ["before", "shaped"], [result], **options),
+        )
+        for number, node in enumerate(nodes, 1):
+            graph.node.insert(place + number, node)
+
+    folder = decoders.torch_folder(plain_hf, tmp_path / "onnx")
+    change_graph(folder, add)
+    with pytest.raises(EdgeLLMError, match=rf"{op} .* is not supported"):
+        open_source(folder)
+
+
+def test_softmax_is_over_the_keys(plain_hf: Path, tmp_path: Path) -> None:
+    folder = decoders.torch_folder(plain_hf, tmp_path / "onnx")
+    change_graph(folder, lambda graph: set_attribute(graph, "Softmax", "axis", -2))
+    with pytest.raises(EdgeLLMError, match="over another axis than the keys is not supported"):
         open_source(folder)
