@@ -179,8 +179,8 @@ def check_decoder(decoder: Decoder, description: ModelDescription, where: str) -
         FormatError: They differ.
     """
     for what, of_graph, of_config in _facts(decoder, description):
-        # a float16 graph has an epsilon rounded to one or two digits
-        tolerance = 0.1 if "epsilon" in what else 1e-3
+        # a float16 graph has an epsilon rounded to one or two digits, others to three
+        tolerance = 0.1 if "epsilon" in what else 5e-3
         if of_graph != of_config and not (
             float in (type(of_graph), type(of_config))
             and math.isclose(of_graph, of_config, rel_tol=tolerance)
@@ -194,6 +194,8 @@ def check_decoder(decoder: Decoder, description: ModelDescription, where: str) -
 def _facts(decoder: Decoder, description: ModelDescription) -> Iterator[tuple[str, Any, Any]]:
     """What, the graph's value and the configuration's, for everything that both may say."""
     yield "layers", len(decoder.layers), description.num_layers
+    if decoder.embed.scale is not None:
+        yield "an embedding multiplied by", decoder.embed.scale, description.embedding_scale
     for name, site in decoder.roles().items():
         if site.epsilon is not None:
             epsilon = shortest_float(site.epsilon)
@@ -209,6 +211,8 @@ def _facts(decoder: Decoder, description: ModelDescription) -> Iterator[tuple[st
         ):
             if key in options:
                 yield f"in layer {i} {key}", options[key], value
+        if layer.attention.scale is not None:
+            yield f"in layer {i} scale", layer.attention.scale, description.attention_scale
         if options.get("scale"):
             scale = shortest_float(options["scale"])
             yield f"in layer {i} scale", scale, description.attention_scale

@@ -48,6 +48,7 @@ def find_sites(file: OnnxModelFile, vocab_size: int, hidden_size: int) -> Sites:
     """
     graph, walk = file.graph, Walk(file)
     lookups = Lookups(walk.constants, vocab_size, hidden_size)
+    outputs = set(graph.outputs)
     known = {"", *graph.initializers, *graph.inputs}
     for node in graph.nodes:
         for name in node.inputs:
@@ -63,6 +64,9 @@ def find_sites(file: OnnxModelFile, vocab_size: int, hidden_size: int) -> Sites:
             _follow(walk, node)
         elif not _is_embedding(walk, lookups, node, (vocab_size, hidden_size)):
             walk.constants.note(node)
+        for name in node.outputs:
+            if name in outputs and name in walk.values:
+                walk.unscaled(node, walk.values[name])
     if not walk.sites:
         raise FormatError(
             f"{file.path} has no embedding of {vocab_size} rows and {hidden_size} columns, as its "

@@ -7,21 +7,28 @@ for each of them.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from edgellm.errors import FormatError
+from edgellm.exporters.onnx_attention import (
+    attend,
+    on_attention,
+    on_groupqueryattention,
+    on_multiheadattention,
+    on_rotaryembedding,
+    on_softmax,
+)
 from edgellm.exporters.onnx_constants import broken
 from edgellm.exporters.onnx_types import OnnxNode
-from edgellm.exporters.onnx_walk import Attention, Site, Value, Walk
+from edgellm.exporters.onnx_walk import Kind, Site, Value, Walk
 from edgellm.exporters.onnx_weights import Blocked, Dense, Scaled, Weight
 
 MICROSOFT: Final = "com.microsoft"
-# These move numbers, or compute each from one number.
+# These move numbers.
 _SAME: Final = (
-    "Cast", "CastLike", "Concat", "Expand", "Flatten", "Gather", "GatherND", "Identity", "Neg",
-    "Pow", "Reciprocal", "Reshape", "ScatterElements", "ScatterND", "Slice", "Sqrt", "Squeeze",
-    "Tile", "Transpose", "Unsqueeze", "Where",
+    "Cast", "CastLike", "Concat", "Expand", "Flatten", "Gather", "GatherND", "Identity", "Reshape",
+    "ScatterElements", "ScatterND", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze", "Where",
 )  # fmt: skip
 
 
@@ -33,11 +40,29 @@ def _on_same(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     return dataclasses.replace(walk.union(node, values), linear=None)
 
 
+def _on_neg(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    return values[0].times(-1.0)
+
+
+def _on_pow(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    """A square or cube, or what makes a root's inverse of a mean."""
+    kind: Kind = "mean" if values[0].kind == "mean" else "power"
+    return dataclasses.replace(values[0], kind=kind, linear=None)
+
+
+def _on_root(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if values[0].kind != "mean":
+        raise walk.unknown(node, "of something other than a mean")
+    return dataclasses.replace(values[0], linear=None)
+
+
 def _on_add(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if len(values) == 2:
         return walk.sum(node, values[0], values[1])
     value, constant = values[0], walk.constants.among(node)
     if constant is not None and constant.count == 1:
+        if value.kind == "plain" and value.scale is not None:
+            raise walk.unknown(node, "which adds a number")
         epsilon = walk.constants.scalar(constant) if value.kind == "mean" else None
         return dataclasses.replace(value, linear=None, epsilon=epsilon)
     if value.kind == "scores":
@@ -57,6 +82,8 @@ def _on_sub(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
         return walk.union(node, values)
     if len(values) == 2 or constant is None or constant.count != 1:
         raise walk.unknown(node, "which subtracts something other than a number,")
+    if values[0].kind == "plain":
+        raise walk.unknown(node, "which subtracts a number")
     return dataclasses.replace(values[0], linear=None)
 
 
@@ -65,10 +92,12 @@ def _on_mul(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if kinds == ["mean", "plain"]:
         return _normed(walk, node, values)
     constant = walk.constants.among(node)
-    if len(values) == 2 or constant is None or constant.num_axes != 1:
+    if len(values) == 2:
+        return _product(walk, node, values)
+    if constant is None or constant.num_axes != 1:
         if values[0].kind in ("plain", "normed") and walk.has_weights(node):
             raise walk.unknown(node, "which multiplies by constants")
-        return dataclasses.replace(walk.union(node, values), linear=None)
+        return values[0].times(_number(walk, node))
     vector, value = walk.constants.vector(constant), values[0]
     (site, *others) = value.sites
     if vector is not None and site.kind == "embedding" and not others and value.kind == "plain":
@@ -81,6 +110,26 @@ def _on_mul(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     return _norm(walk, node, value.sites, vector, value.epsilon)
 
 
+def _product(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    left, right = sorted(values, key=lambda value: value.kind != "sigmoid")
+    if left.kind == "sigmoid":
+        if left.sites != {right.linear}:
+            raise walk.unknown(node, "of a sigmoid and something else than what is under it")
+        return dataclasses.replace(_activation(walk, node, right, "silu"), scale=1.0)
+    result = walk.union(node, values)
+    is_square = node.inputs[0] == node.inputs[1] and result.kind == "plain"
+    scale = None if left.scale is None or right.scale is None else left.scale * right.scale
+    return dataclasses.replace(result, kind="power" if is_square else result.kind, scale=scale)
+
+
+def _number(walk: Walk, node: OnnxNode) -> float | None:
+    """What a node multiplies or divides by: 1 for RoPE, None if it is not known."""
+    constant = walk.constants.among(node)
+    if constant is not None and constant.count == 1:
+        return walk.constants.scalar(constant)
+    return 1.0 if walk.has_rope(node) else None
+
+
 def _on_div(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if [value.kind for value in values] == ["plain", "mean"]:
         return _normed(walk, node, values)
@@ -91,26 +140,32 @@ def _on_div(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
         or (values[0].kind in ("plain", "normed") and walk.has_weights(node))
     ):
         raise walk.unknown(node, "which divides by something other than a number,")
-    return dataclasses.replace(values[0], linear=None)
+    number = _number(walk, node)
+    return values[0].times(1 / number if number else None)
 
 
 def _on_reducemean(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if values[0].kind != "power":
+        raise walk.unknown(node, "of something other than squares")
     return dataclasses.replace(values[0], kind="mean", linear=None)
 
 
-def _on_softmax(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
-    if values[0].kind != "scores":
-        raise walk.unknown(node, "which is not that of an attention,")
-    if node.integer("axis", -1) not in (-1, 3):
-        raise walk.unknown(node, "over another axis than the keys")
-    return dataclasses.replace(values[0], kind="probabilities")
-
-
 def _on_sigmoid(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
-    return _activation(walk, node, values[0], "silu")
+    (site, *others) = values[0].sites
+    if others or values[0].linear is not site:
+        raise walk.unknown(node, "of something other than a linear layer's result")
+    return Value(sites=values[0].sites, kind="sigmoid")
+
+
+def _on_fastgelu(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if any(node.inputs[1:]):
+        raise walk.unknown(node, "with a bias")
+    return _activation(walk, node, values[0], "gelu_tanh")
 
 
 def _on_tanh(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    if values[0].kind != "power":
+        raise walk.unknown(node, "of something other than a polynomial")
     return _activation(walk, node, values[0], "gelu_tanh")
 
 
@@ -130,22 +185,29 @@ def _on_gelu(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
 
 
 def _on_erf(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
+    scale = values[0].scale
+    if scale is None or not math.isclose(scale, math.sqrt(0.5), rel_tol=1e-3):
+        raise walk.unknown(node, "of something other than x / sqrt(2)")
+    return _activation(walk, node, values[0], "gelu")
+
+
+def _on_gelu_of_runtime(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     return _activation(walk, node, values[0], "gelu")
 
 
 def _activation(walk: Walk, node: OnnxNode, value: Value, name: str) -> Value:
     (site, *others) = value.sites
-    if others or site.kind != "linear" or len(node.inputs) != 1:
+    if others or site.kind != "linear":
         raise walk.unknown(node, "which is not a gate's activation,")
     if site.activation not in (None, name):
         raise walk.unknown(node, f"which follows {site.activation},")
     site.activation = name
-    return dataclasses.replace(value, linear=None)
+    return Value(sites=value.sites, scale=None)
 
 
 def _on_matmul(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if len(values) == 2:
-        return _attend(walk, node, values)
+        return attend(walk, node, values)
     matrix = walk.constants.input(node, 1)
     if matrix is None or len(matrix.shape) != 2 or node.inputs[0] not in walk.values:
         raise walk.unknown(node, "whose matrix is not an initialiser,")
@@ -185,7 +247,7 @@ def _linear(
 ) -> Value:
     if value.kind != "plain" or (bias is not None and bias.shape != weight.shape[:1]):
         raise walk.unknown(node, f"of {value.kind} values")
-    site = walk.site(node, "linear", value.sites, weight)
+    site = walk.site(node, "linear", walk.unscaled(node, value).sites, weight)
     site.bias = bias
     return Value(sites=frozenset((site,)), linear=site)
 
@@ -202,23 +264,7 @@ def _on_split(walk: Walk, node: OnnxNode, values: list[Value]) -> Value | tuple[
         sizes = [rows // len(node.outputs)] * len(node.outputs)
     if sum(sizes) != rows or len(sizes) != len(node.outputs) or min(sizes) < 1:
         raise broken(walk.file, node, f"splits {rows} rows into {sizes}")
-    return _parts(walk, linear, sizes)
-
-
-def _parts(walk: Walk, linear: Site, sizes: list[int]) -> tuple[Value, ...]:
-    """The layer as layers of `sizes` rows each, which take its place."""
-    if linear not in walk.sites:
-        raise FormatError(f"{walk.file.path}: {linear.node} is split twice")
-    at = walk.sites.index(linear)
-    first, parts = 0, list[Site]()
-    for size in sizes:
-        part = Site(kind="linear", node=linear.node, inputs=linear.inputs)
-        part.weight = linear.weight and linear.weight.part(first, size)
-        part.bias = linear.bias and linear.bias.part(first, size)
-        parts.append(part)
-        first += size
-    walk.sites[at : at + 1] = parts
-    return tuple(Value(sites=frozenset((part,)), linear=part) for part in parts)
+    return walk.split(linear, sizes)
 
 
 def _on_rmsnormalization(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
@@ -228,7 +274,7 @@ def _on_rmsnormalization(walk: Walk, node: OnnxNode, values: list[Value]) -> Val
     if node.integer("axis", -1) != -1:
         raise walk.unknown(node, "over another axis than the last")
     epsilon = node.number("epsilon", 1e-5)
-    return _norm(walk, node, values[0].sites, vector, epsilon)
+    return _norm(walk, node, walk.unscaled(node, values[0]).sites, vector, epsilon)
 
 
 def _on_skip_rmsnormalization(walk: Walk, node: OnnxNode, values: list[Value]) -> tuple[Value, ...]:
@@ -244,7 +290,9 @@ def _normed(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if values[0].sites != values[1].sites:
         raise walk.unknown(node, "which divides by the mean of something else,")
     epsilon = next(value.epsilon for value in values if value.kind == "mean")
-    return Value(sites=values[0].sites, kind="normed", epsilon=epsilon)
+    plain = next(value for value in values if value.kind == "plain")
+    sites = walk.unscaled(node, plain).sites
+    return Value(sites=sites, kind="normed", epsilon=epsilon)
 
 
 def _norm(
@@ -253,69 +301,6 @@ def _norm(
     site = walk.site(node, "norm", inputs, weight)
     site.epsilon = epsilon
     return Value(sites=frozenset((site,)))
-
-
-def _attend(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
-    """A product of two hidden values: scores, or probabilities times values."""
-    left, right = values
-    sites = walk.union(node, values).sites
-    if [left.kind, right.kind] == ["plain", "plain"]:
-        attention = Attention(node=str(node), query=left.sites, key=right.sites)
-        return Value(sites=sites, kind="scores", attention=attention)
-    if left.kind != "probabilities" or right.kind != "plain" or left.attention is None:
-        raise walk.unknown(node, f"of {left.kind} and {right.kind} values")
-    left.attention.value = right.sites
-    walk.attentions.append(left.attention)
-    return Value(sites=sites)
-
-
-def _on_groupqueryattention(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
-    if any(node.inputs[10:]):
-        raise walk.unknown(node, "with an attention bias, sinks or a quantised cache")
-    linear = values[0].linear
-    if len(values) == 1 and linear is not None and linear.weight is not None:
-        num_heads, num_kv = node.integer("num_heads", 0), node.integer("kv_num_heads", 0)
-        rows = linear.weight.shape[0]
-        size = rows // max(1, num_heads + 2 * num_kv)
-        if min(num_heads, num_kv, size) < 1 or size * (num_heads + 2 * num_kv) != rows:
-            raise broken(walk.file, node, f"has {num_heads} and {num_kv} heads of {rows} rows")
-        values = list(_parts(walk, linear, [num_heads * size, num_kv * size, num_kv * size]))
-    result = _fused(walk, node, values)
-    cos, sin = walk.constants.input(node, 7), walk.constants.input(node, 8)
-    if node.integer("do_rotary", 0) and cos is not None and sin is not None:
-        walk.attentions[-1].rope = (cos, sin)
-    return result
-
-
-def _on_attention(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
-    if node.number("softcap", 0.0):
-        raise walk.unknown(node, "with softcap")
-    return _fused(walk, node, values)
-
-
-def _on_multiheadattention(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
-    if any(node.inputs[3:4]):
-        raise walk.unknown(node, "with a bias")
-    return _fused(walk, node, values)
-
-
-def _fused(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
-    if len(values) != 3:
-        raise walk.unknown(node, "without queries, keys and values from the embedding")
-    query, key, value = values
-    node.number("scale", 0.0)
-    attention = Attention(
-        node=str(node), query=query.sites, key=key.sites, value=value.sites,
-        options=dict(node.attributes),
-    )  # fmt: skip
-    walk.attentions.append(attention)
-    return Value(sites=walk.union(node, values).sites)
-
-
-def _on_rotaryembedding(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
-    if node.integer("interleaved", 0) or len(values) != 1:
-        raise walk.unknown(node, "with interleaved")
-    return dataclasses.replace(values[0], linear=None)
 
 
 # Of ONNX Runtime's operations the attributes that are read, and those that are not with the values
@@ -362,12 +347,16 @@ HANDLERS: Final[
     Mapping[tuple[str, str], Callable[[Walk, OnnxNode, list[Value]], Value | tuple[Value, ...]]]
 ] = {
     **dict.fromkeys((("", op) for op in _SAME), _on_same),
+    ("", "Neg"): _on_neg,
+    ("", "Pow"): _on_pow,
+    ("", "Reciprocal"): _on_root,
+    ("", "Sqrt"): _on_root,
     ("", "Add"): _on_add,
     ("", "Sub"): _on_sub,
     ("", "Mul"): _on_mul,
     ("", "Div"): _on_div,
     ("", "ReduceMean"): _on_reducemean,
-    ("", "Softmax"): _on_softmax,
+    ("", "Softmax"): on_softmax,
     ("", "Sigmoid"): _on_sigmoid,
     ("", "Tanh"): _on_tanh,
     ("", "Erf"): _on_erf,
@@ -376,16 +365,16 @@ HANDLERS: Final[
     ("", "MatMul"): _on_matmul,
     ("", "Gemm"): _on_gemm,
     ("", "Split"): _on_split,
-    ("", "Attention"): _on_attention,
-    ("", "RotaryEmbedding"): _on_rotaryembedding,
+    ("", "Attention"): on_attention,
+    ("", "RotaryEmbedding"): on_rotaryembedding,
     ("", "RMSNormalization"): _on_rmsnormalization,
     ("", "SimplifiedLayerNormalization"): _on_rmsnormalization,
     (MICROSOFT, "SkipSimplifiedLayerNormalization"): _on_skip_rmsnormalization,
     (MICROSOFT, "MatMulNBits"): _on_matmulnbits,
-    (MICROSOFT, "GroupQueryAttention"): _on_groupqueryattention,
-    (MICROSOFT, "MultiHeadAttention"): _on_multiheadattention,
-    (MICROSOFT, "RotaryEmbedding"): _on_rotaryembedding,
-    (MICROSOFT, "FastGelu"): _on_tanh,
-    (MICROSOFT, "Gelu"): _on_erf,
+    (MICROSOFT, "GroupQueryAttention"): on_groupqueryattention,
+    (MICROSOFT, "MultiHeadAttention"): on_multiheadattention,
+    (MICROSOFT, "RotaryEmbedding"): on_rotaryembedding,
+    (MICROSOFT, "FastGelu"): _on_fastgelu,
+    (MICROSOFT, "Gelu"): _on_gelu_of_runtime,
     (MICROSOFT, "QuickGelu"): _on_quickgelu,
 }

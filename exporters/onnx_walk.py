@@ -8,16 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
-from edgellm.errors import UnsupportedModelError
+from edgellm.errors import FormatError, UnsupportedModelError
 from edgellm.exporters.onnx_constants import Constant, Constants, broken
 from edgellm.exporters.onnx_data import OnnxModelFile
 from edgellm.exporters.onnx_types import DOUBLE, OnnxNode, OnnxTensor
 from edgellm.exporters.onnx_weights import FLOATS, Weight
 from edgellm.format.spec import MAX_LAYERS
 
-# "mean" is a mean square or something made of one, "normed" a value divided by its root; "scores"
-# and "probabilities" are those of an attention.
-Kind: TypeAlias = Literal["plain", "mean", "normed", "scores", "probabilities"]
+# "power" is a square or cube or made of one, "mean" a mean square or made of one, "normed" a value
+# divided by its root; "scores" and "probabilities" are an attention's, "sigmoid" is a gate's.
+Kind: TypeAlias = Literal["plain", "power", "mean", "normed", "scores", "probabilities", "sigmoid"]
 SiteKind: TypeAlias = Literal["embedding", "linear", "norm", "sum"]
 
 MAX_SITES: Final = 16 * MAX_LAYERS
@@ -37,6 +37,7 @@ class Site:
         bias: Added to a linear layer's result.
         activation: What a linear layer's result goes through.
         epsilon: A norm's.
+        scale: What the embedding is multiplied by, None if it is not known.
     """
 
     kind: SiteKind
@@ -46,13 +47,15 @@ class Site:
     bias: Weight | None = None
     activation: str | None = None
     epsilon: float | None = None
+    scale: float | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Attention:
     """An attention: where queries, keys and values come from.
 
-    `options` are the attributes and `rope` the caches (cosine, sine) of a fused one.
+    `options` are the attributes and `rope` the caches (cosine, sine) of a fused one; `scale` is
+    what the scores of another are multiplied by, None if it is not known.
     """
 
     node: str
@@ -61,6 +64,7 @@ class Attention:
     value: frozenset[Site] = frozenset()
     options: dict[str, Any] = field(default_factory=dict)
     rope: tuple[Constant, Constant] | None = None
+    scale: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,8 @@ class Value:
     """A hidden value: the sites it comes from, with nothing between that is a site.
 
     `linear` is the layer whose result it is, as it is; `attention` that of scores; `epsilon` what
-    was added to a mean.
+    was added to a mean; `scale` what it was multiplied by since its sites, None if that is not
+    known.
     """
 
     sites: frozenset[Site]
@@ -76,6 +81,12 @@ class Value:
     linear: Site | None = None
     attention: Attention | None = None
     epsilon: float | None = None
+    scale: float | None = 1.0
+
+    def times(self, number: float | None) -> Value:
+        """The value multiplied by a number, None if it is not known."""
+        scale = None if self.scale is None or number is None else self.scale * number
+        return dataclasses.replace(self, linear=None, scale=scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +128,19 @@ class Walk:
             for tensor in constants_before(self.file, self._makers, names, ("Cos", "Sin"))
         )
 
+    def has_rope(self, node: OnnxNode) -> bool:
+        """Whether an input that is not hidden is made of a cosine or sine."""
+        waiting = [name for name in node.inputs if name and name not in self.values]
+        seen = set(waiting)
+        for name in waiting:  # which grows
+            maker = self._makers.get(name)
+            if maker is not None and maker.op in ("Cos", "Sin"):
+                return True
+            if maker is not None and len(seen) < _MAX_NODES:
+                waiting += [other for other in maker.inputs if other not in seen]
+                seen.update(maker.inputs)
+        return False
+
     def sum(self, node: OnnxNode, left: Value, right: Value) -> Value:
         """Of two values of the same sites, one that comes from there; else a sum of branches."""
         value = self.union(node, [left, right])
@@ -124,6 +148,8 @@ class Walk:
             return value
         if not left.kind == right.kind == "plain":
             raise self.unknown(node, f"of {left.kind} and {right.kind} values")
+        self.unscaled(node, left)
+        self.unscaled(node, right)
         site = self.site(node, "sum", value.sites, None)
         return Value(sites=frozenset((site,)))
 
@@ -133,7 +159,38 @@ class Walk:
         if len(sites) > _MAX_SOURCES:
             raise self.unknown(node, f"of more than {_MAX_SOURCES} layers at once")
         special = next((value for value in values if value.kind != "plain"), None)
-        return dataclasses.replace(special or values[0], sites=sites, linear=None)
+        # RoPE joins halves, of which one is negated
+        scales = {None if value.scale is None else abs(value.scale) for value in values}
+        scale = next(iter(scales)) if len(scales) == 1 else None
+        if len(values) == 1:
+            scale = values[0].scale
+        return dataclasses.replace(special or values[0], sites=sites, linear=None, scale=scale)
+
+    def unscaled(self, node: OnnxNode, value: Value) -> Value:
+        """The value if it is what its sites made; notes what an embedding is multiplied by."""
+        (site, *others) = value.sites
+        if site.kind == "embedding" and not others:
+            if any(one.inputs == value.sites for one in self.sites) and site.scale != value.scale:
+                raise self.unknown(node, "of the embedding, multiplied by another number,")
+            site.scale = value.scale
+        elif value.scale is not None and not math.isclose(value.scale, 1, rel_tol=1e-3):
+            raise self.unknown(node, f"of values that were multiplied by {value.scale:.4g}")
+        return value
+
+    def split(self, linear: Site, sizes: list[int]) -> tuple[Value, ...]:
+        """A linear layer as layers of `sizes` rows each, which take its place."""
+        if linear not in self.sites:
+            raise FormatError(f"{self.file.path}: {linear.node} is split twice")
+        at = self.sites.index(linear)
+        first, parts = 0, list[Site]()
+        for size in sizes:
+            part = Site(kind="linear", node=linear.node, inputs=linear.inputs)
+            part.weight = linear.weight and linear.weight.part(first, size)
+            part.bias = linear.bias and linear.bias.part(first, size)
+            parts.append(part)
+            first += size
+        self.sites[at : at + 1] = parts
+        return tuple(Value(sites=frozenset((part,)), linear=part) for part in parts)
 
     def site(
         self,

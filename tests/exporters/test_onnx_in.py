@@ -456,27 +456,86 @@ def test_caches_of_a_part_of_each_head_are_refused(plain_hf: Path, tmp_path: Pat
         open_source(folder)
 
 
+def insert_after(graph: Any, number: int, op: str, others: list[str], **options: Any) -> None:
+    """Puts an operation behind a MatMul; `others` are its inputs beside the product."""
+    product = [node for node in graph.node if node.op_type == "MatMul"][number]
+    node = onnx.helper.make_node(op, ["product", *others], [product.output[0]], **options)
+    product.output[0] = "product"
+    graph.node.insert(list(graph.node).index(product) + 1, node)
+
+
+@pytest.mark.parametrize(
+    ("product", "op", "number", "message"),
+    [
+        (5, "Mul", 0.22, "multiplied by 0.22"),
+        (5, "Div", 8.0, "multiplied by 0.125"),
+        (-1, "Div", 8.0, "multiplied by 0.125"),
+        (0, "Mul", 2.0, "has in layer 0 scale .*, its configuration says 0.17677669"),
+        (2, "Neg", None, "multiplied by -1"),
+        (5, "Add", 1.0, "adds a number"),
+        (5, "Sub", 1.0, "subtracts a number"),
+        (5, "Pow", 3.0, "of plain and power values"),
+        (5, "Sqrt", None, "of something other than a mean"),
+        (5, "Tanh", None, "of something other than a polynomial"),
+        (5, "Erf", None, r"of something other than x / sqrt\(2\)"),
+    ],
+)
+def test_arithmetic_that_no_decoder_has_is_refused(
+    product: int, op: str, number: float | None, message: str, plain_hf: Path, tmp_path: Path
+) -> None:
+    def add(graph: Any) -> None:
+        others = []
+        if number is not None:
+            constant = onnx.numpy_helper.from_array(np.float32(number), "number")
+            graph.initializer.append(constant)
+            others.append("number")
+        insert_after(graph, product, op, others)
+
+    folder = decoders.torch_folder(plain_hf, tmp_path / "onnx")
+    change_graph(folder, add)
+    with pytest.raises(EdgeLLMError, match=message):
+        open_source(folder)
+
+
+@pytest.mark.parametrize("change", ["no product", "another number"])
+def test_a_sigmoid_is_silu_only_beside_what_is_under_it(
+    change: str, plain_hf: Path, tmp_path: Path
+) -> None:
+    def edit_gate(graph: Any) -> None:
+        sigmoid = next(node for node in graph.node if node.op_type == "Sigmoid")
+        product = next(node for node in graph.node if sigmoid.output[0] in node.input)
+        if change == "another number":  # x * sigmoid(1.702 x)
+            number = onnx.numpy_helper.from_array(np.float32(1.702), "number")
+            graph.initializer.append(number)
+            scaled = onnx.helper.make_node("Mul", [sigmoid.input[0], "number"], ["scaled"])
+            graph.node.insert(list(graph.node).index(sigmoid), scaled)
+            sigmoid.input[0] = "scaled"
+            return
+        for node in graph.node:
+            for place, name in enumerate(node.input):
+                if name == product.output[0]:
+                    node.input[place] = sigmoid.output[0]
+        graph.node.remove(product)
+
+    folder = decoders.torch_folder(plain_hf, tmp_path / "onnx")
+    change_graph(folder, edit_gate)
+    with pytest.raises(EdgeLLMError, match=r"of (a sigmoid and )?something (other|else)"):
+        open_source(folder)
+
+
 @pytest.mark.parametrize("op", ["Mul", "Div", "Concat"])
 def test_constants_that_meet_hidden_values_are_refused(
     op: str, plain_hf: Path, tmp_path: Path
 ) -> None:
     def add(graph: Any) -> None:
-        product = [node for node in graph.node if node.op_type == "MatMul"][3]
-        place = list(graph.node).index(product)
-        result = product.output[0]
-        product.output[0] = "before"
         for name, value in (
             ("gamma", np.full(288, 0.5, np.float32)),
             ("shape", np.array([1, 1, 288])),
         ):
             graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-        options = {"axis": 1} if op == "Concat" else {}
-        nodes = (
-            onnx.helper.make_node("Reshape", ["gamma", "shape"], ["shaped"]),
-            onnx.helper.make_node(op, ["before", "shaped"], [result], **options),
-        )
-        for number, node in enumerate(nodes, 1):
-            graph.node.insert(place + number, node)
+        shaped = onnx.helper.make_node("Reshape", ["gamma", "shape"], ["shaped"])
+        graph.node.insert(0, shaped)
+        insert_after(graph, 5, op, ["shaped"], **({"axis": 1} if op == "Concat" else {}))
 
     folder = decoders.torch_folder(plain_hf, tmp_path / "onnx")
     change_graph(folder, add)
