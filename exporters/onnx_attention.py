@@ -27,6 +27,7 @@ def attend(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if [left.kind, right.kind] == ["plain", "plain"]:
         attention = Attention(node=str(node), query=left.sites, key=right.sites)
         scale = None if left.scale is None or right.scale is None else left.scale * right.scale
+        attention.turned = left.turned, right.turned
         return Value(sites=both.sites, kind="scores", attention=attention, scale=scale)
     if left.kind != "probabilities" or right.kind != "plain" or left.attention is None:
         raise walk.unknown(node, f"of {left.kind} and {right.kind} values")
@@ -51,6 +52,7 @@ def on_groupqueryattention(walk: Walk, node: OnnxNode, values: list[Value]) -> V
     cos, sin = walk.constants.input(node, 7), walk.constants.input(node, 8)
     if node.integer("do_rotary", 0) and cos is not None and sin is not None:
         walk.attentions[-1].rope = (cos, sin)
+        walk.attentions[-1].turned = (node.outputs[0], node.outputs[0])
     return result
 
 
@@ -75,7 +77,7 @@ def _fused(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     node.number("scale", 0.0)
     attention = Attention(
         node=str(node), query=query.sites, key=key.sites, value=value.sites,
-        options=dict(node.attributes),
+        options=dict(node.attributes), turned=(query.turned, key.turned),
     )  # fmt: skip
     walk.attentions.append(attention)
     return Value(sites=walk.union(node, values).sites)
@@ -85,4 +87,4 @@ def on_rotaryembedding(walk: Walk, node: OnnxNode, values: list[Value]) -> Value
     """RoPE in one node."""
     if node.integer("interleaved", 0) or len(values) != 1:
         raise walk.unknown(node, "with interleaved")
-    return dataclasses.replace(values[0], linear=None)
+    return dataclasses.replace(values[0], linear=None, turned=node.outputs[0])

@@ -97,7 +97,12 @@ def _on_mul(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if constant is None or constant.num_axes != 1:
         if values[0].kind in ("plain", "normed") and walk.has_weights(node):
             raise walk.unknown(node, "which multiplies by constants")
-        return values[0].times(_number(walk, node))
+        if constant is not None and constant.count == 1:
+            return values[0].times(walk.constants.scalar(constant))
+        angles = walk.angles(node)
+        return dataclasses.replace(
+            values[0].times(1.0 if angles else None), turned=angles or values[0].turned
+        )
     vector, value = walk.constants.vector(constant), values[0]
     (site, *others) = value.sites
     if vector is not None and site.kind == "embedding" and not others and value.kind == "plain":
@@ -122,14 +127,6 @@ def _product(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     return dataclasses.replace(result, kind="power" if is_square else result.kind, scale=scale)
 
 
-def _number(walk: Walk, node: OnnxNode) -> float | None:
-    """What a node multiplies or divides by: 1 for RoPE, None if it is not known."""
-    constant = walk.constants.among(node)
-    if constant is not None and constant.count == 1:
-        return walk.constants.scalar(constant)
-    return 1.0 if walk.has_rope(node) else None
-
-
 def _on_div(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if [value.kind for value in values] == ["plain", "mean"]:
         return _normed(walk, node, values)
@@ -140,7 +137,7 @@ def _on_div(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
         or (values[0].kind in ("plain", "normed") and walk.has_weights(node))
     ):
         raise walk.unknown(node, "which divides by something other than a number,")
-    number = _number(walk, node)
+    number = None if constant is None else walk.constants.scalar(constant)
     return values[0].times(1 / number if number else None)
 
 

@@ -7,7 +7,7 @@ configuration.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from edgellm.errors import FormatError
 from edgellm.exporters.onnx_data import OnnxModelFile
 from edgellm.exporters.onnx_match import Decoder
 from edgellm.exporters.onnx_ops import MICROSOFT
-from edgellm.exporters.onnx_types import DOUBLE, OnnxNode, OnnxTensor
+from edgellm.exporters.onnx_types import DOUBLE, OnnxTensor
 from edgellm.exporters.onnx_walk import constants_before
 from edgellm.exporters.onnx_weights import Dense
 from edgellm.models import ModelDescription
@@ -42,40 +42,27 @@ def check_rope(file: OnnxModelFile, decoder: Decoder, description: ModelDescript
     Raises:
         FormatError: The graph has others, lacks some, or has none that are found.
     """
-    tables, lacking = description.inv_freqs, {layer.rope for layer in description.layers}
-    for node, found in _frequencies(file, description.head_dim // 2):
-        alike = [number for number, table in enumerate(tables) if _is_alike(found, table)]
-        if not alike:
-            raise _differ(file, str(node), found, tables)
-        lacking.difference_update(alike)
-    if lacking:
-        slowest = ", ".join(f"{tables[number][-1]:.4g}" for number in sorted(lacking))
-        raise FormatError(
-            f"{file.path}: the graph turns nothing by the frequencies of RoPE that its "
-            f"configuration says (down to {slowest}): they do not belong together"
-        )
-    for layer, described in zip(decoder.layers, description.layers, strict=True):
-        if layer.attention.rope is not None:
-            cos, sin = (_row(file, cache.tensor, cache.shape, 1) for cache in layer.attention.rope)
-            found, wanted = np.arctan2(sin, cos), tables[described.rope]
-            if not _is_alike(found, wanted):
-                raise _differ(file, layer.attention.node, found, (wanted,))
+    found = dict(_frequencies(file, description.head_dim // 2))
+    for number, layer in enumerate(decoder.layers):
+        wanted = description.inv_freqs[description.layers[number].rope]
+        for what, name in zip(("queries", "keys"), layer.attention.turned, strict=True):
+            if name not in found:
+                raise FormatError(
+                    f"{file.path}: the {what} of layer {number} are not turned by RoPE, or not in "
+                    "a way that edgellm knows"
+                )
+            if not _is_alike(found[name], wanted):
+                raise FormatError(
+                    f"{file.path}: layer {number} has {len(found[name])} frequencies of RoPE down "
+                    f"to {found[name][-1]:.4g}, its configuration says {len(wanted)} down to "
+                    f"{wanted[-1]:.4g}: they do not belong together, or what exported the model "
+                    "did not understand its rope_parameters"
+                )
 
 
 def _is_alike(found: Float32Array, wanted: Float32Array) -> bool:
     # Halves and bfloat16 hold two digits or three, and the smallest halves are multiples of 6e-8.
     return found.shape == wanted.shape and np.allclose(found, wanted, rtol=5e-3, atol=1e-7)
-
-
-def _differ(
-    file: OnnxModelFile, node: str, found: Float32Array, tables: Iterable[Float32Array]
-) -> FormatError:
-    wanted = ", ".join(f"{len(table)} down to {table[-1]:.4g}" for table in tables)
-    return FormatError(
-        f"{file.path}: {node} has {len(found)} frequencies of RoPE down to {found[-1]:.4g}, its "
-        f"configuration says {wanted}: they do not belong together, or what exported the model "
-        "did not understand its rope_parameters"
-    )
 
 
 def rope_base(cos: Float32Array, sin: Float32Array, *, is_half: bool) -> float | None:
@@ -113,8 +100,11 @@ def rope_base(cos: Float32Array, sin: Float32Array, *, is_half: bool) -> float |
     return None
 
 
-def _frequencies(file: OnnxModelFile, count: int) -> Iterator[tuple[OnnxNode, Float32Array]]:
-    """Nodes that rotate, and by what: radians a position, (count,) or those of a cache."""
+def _frequencies(file: OnnxModelFile, count: int) -> Iterator[tuple[str, Float32Array]]:
+    """What turns, as `Value` names it, and by how many radians a position.
+
+    (count,) of angles, of caches as many as they have.
+    """
     makers = {name: node for node in file.graph.nodes for name in node.outputs}
     sizes = count, 2 * count
     for node in file.graph.nodes:
@@ -124,7 +114,7 @@ def _frequencies(file: OnnxModelFile, count: int) -> Iterator[tuple[OnnxNode, Fl
                 if math.prod(tensor.shape) in sizes:
                     found = _row(file, tensor, (1, math.prod(tensor.shape)), 0)
                     if _is_falling(found[:count]) and np.isin(found, found[:count]).all():
-                        yield node, found[:count]
+                        yield node.inputs[0], found[:count]
         elif kind in _CACHES:
             if node.op == "GroupQueryAttention" and not node.integer("do_rotary", 0):
                 continue
@@ -135,7 +125,7 @@ def _frequencies(file: OnnxModelFile, count: int) -> Iterator[tuple[OnnxNode, Fl
                 if len(tensor.shape) > 1 and math.prod(tensor.shape[:-1]) > 1
             ]
             if len(rows) == len(_CACHES[kind]) and len(rows[0]) == len(rows[1]):
-                yield node, np.arctan2(rows[1], rows[0])
+                yield node.outputs[0], np.arctan2(rows[1], rows[0])
 
 
 def _row(

@@ -55,7 +55,8 @@ class Attention:
     """An attention: where queries, keys and values come from.
 
     `options` are the attributes and `rope` the caches (cosine, sine) of a fused one; `scale` is
-    what the scores of another are multiplied by, None if it is not known.
+    what the scores of another are multiplied by, None if it is not known. `turned` is what turns
+    queries and keys, see `Value`.
     """
 
     node: str
@@ -65,6 +66,7 @@ class Attention:
     options: dict[str, Any] = field(default_factory=dict)
     rope: tuple[Constant, Constant] | None = None
     scale: float | None = None
+    turned: tuple[str, str] = ("", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class Value:
 
     `linear` is the layer whose result it is, as it is; `attention` that of scores; `epsilon` what
     was added to a mean; `scale` what it was multiplied by since its sites, None if that is not
-    known.
+    known; `turned` names the angles, or the result of the node, that RoPE turned it by.
     """
 
     sites: frozenset[Site]
@@ -82,6 +84,7 @@ class Value:
     attention: Attention | None = None
     epsilon: float | None = None
     scale: float | None = 1.0
+    turned: str = ""
 
     def times(self, number: float | None) -> Value:
         """The value multiplied by a number, None if it is not known."""
@@ -128,18 +131,18 @@ class Walk:
             for tensor in constants_before(self.file, self._makers, names, ("Cos", "Sin"))
         )
 
-    def has_rope(self, node: OnnxNode) -> bool:
-        """Whether an input that is not hidden is made of a cosine or sine."""
+    def angles(self, node: OnnxNode) -> str:
+        """The angles of the cosine or sine that an input which is not hidden is made of."""
         waiting = [name for name in node.inputs if name and name not in self.values]
         seen = set(waiting)
         for name in waiting:  # which grows
             maker = self._makers.get(name)
             if maker is not None and maker.op in ("Cos", "Sin"):
-                return True
+                return "".join(maker.inputs[:1])
             if maker is not None and len(seen) < _MAX_NODES:
                 waiting += [other for other in maker.inputs if other not in seen]
                 seen.update(maker.inputs)
-        return False
+        return ""
 
     def sum(self, node: OnnxNode, left: Value, right: Value) -> Value:
         """Of two values of the same sites, one that comes from there; else a sum of branches."""
@@ -164,7 +167,10 @@ class Walk:
         scale = next(iter(scales)) if len(scales) == 1 else None
         if len(values) == 1:
             scale = values[0].scale
-        return dataclasses.replace(special or values[0], sites=sites, linear=None, scale=scale)
+        turned = next((value.turned for value in values if value.turned), "")
+        return dataclasses.replace(
+            special or values[0], sites=sites, linear=None, scale=scale, turned=turned
+        )
 
     def unscaled(self, node: OnnxNode, value: Value) -> Value:
         """The value if it is what its sites made; notes what an embedding is multiplied by."""

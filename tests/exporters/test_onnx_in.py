@@ -423,7 +423,7 @@ def set_attribute(graph: Any, op: str, key: str, value: object) -> None:
         ("GroupQueryAttention", "causal", 0, "with causal is not supported"),
         ("GroupQueryAttention", "softcap", 30.0, "with softcap is not supported"),
         ("GroupQueryAttention", "of_tomorrow", 1, "with of_tomorrow is not supported"),
-        ("GroupQueryAttention", "do_rotary", 0, "turns nothing by the frequencies of RoPE"),
+        ("GroupQueryAttention", "do_rotary", 0, "the queries of layer 0 are not turned by RoPE"),
         ("GroupQueryAttention", "scale", b"x", "attribute 'scale' is not a float"),
         ("MatMulNBits", "weight_prepacked", 1, "with weight_prepacked is not supported"),
         ("MatMulNBits", "bits", 0, "numbers of 0 bits"),
@@ -453,6 +453,44 @@ def test_caches_of_a_part_of_each_head_are_refused(plain_hf: Path, tmp_path: Pat
     with pytest.raises(
         FormatError, match=r"has 8 frequencies of RoPE .*, its configuration says 16"
     ):
+        open_source(folder)
+
+
+@pytest.mark.parametrize(
+    ("swapped", "layer"), [({0: 1}, "layer 2 has"), ({0: 1, 1: 0}, "layer 0 has"), ({}, "")]
+)
+def test_each_layer_has_its_own_rope(swapped: dict[int, int], layer: str, tmp_path: Path) -> None:
+    hf = write_tiny_model(tmp_path / "hf", "gemma3")
+    export_model(hf, tmp_path / "x.edge")
+    folder = export_onnx(tmp_path / "x.edge", tmp_path / "onnx", "float").output
+    names = {
+        f"/model/rope.{old}/{part}/output_0": f"/model/rope.{new}/{part}/output_0"
+        for old, new in swapped.items()
+        for part in ("Cos", "Sin")
+    }
+
+    def swap(graph: Any) -> None:
+        for node in graph.node:
+            node.input[:] = [names.get(name, name) for name in node.input]
+
+    change_graph(folder, swap)
+    if not swapped:
+        open_source(folder)
+        return
+    with pytest.raises(FormatError, match=f"{layer} 16 frequencies of RoPE"):
+        open_source(folder)
+
+
+def test_queries_that_nothing_turns_are_refused(plain_hf: Path, tmp_path: Path) -> None:
+    def drop(graph: Any) -> None:
+        for node in graph.node:
+            if node.op_type in ("Cos", "Sin"):
+                node.op_type = "Abs"
+
+    folder = decoders.torch_folder(plain_hf, tmp_path / "onnx")
+    shutil.copy(plain_hf / "config.json", folder)
+    change_graph(folder, drop)
+    with pytest.raises(EdgeLLMError, match="multiplies by constants"):
         open_source(folder)
 
 
