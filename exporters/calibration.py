@@ -78,7 +78,7 @@ def encode_windows(tokenizer: Tokenizer, text: str, bos: int | None, length: int
     Returns:
         (n, length) int32; a rest that fills no window is left out.
     """
-    ids = np.asarray(tokenizer.encode(text), np.int32)
+    ids = np.asarray(tokenizer.encode(text, add_bos=False), np.int32)
     own = length if bos is None else length - 1
     count = len(ids) // own
     windows = ids[: count * own].reshape(count, own)

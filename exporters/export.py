@@ -34,6 +34,7 @@ from edgellm.exporters.weights import Progress, write_weights
 from edgellm.format import EdgeWriter, SectionType
 from edgellm.format.meta import canonical_json
 from edgellm.format.spec import MAGIC as EDGE_MAGIC
+from edgellm.format.temporary import refuse_inputs
 from edgellm.text import Tokenizer
 from edgellm.types import TensorFormat
 
@@ -273,8 +274,8 @@ def run_plan(
     """
     options = options or ExportOptions()
     output, model = Path(output), plan.source
-    if any(output.exists() and output.samefile(file) for file in model.files):
-        raise ValueError(f"{output} is the source itself: name another output with -o")
+    text = () if options.calibration is None else (options.calibration,)
+    refuse_inputs(output, (*model.files, *text))
     threads = options.threads or _num_cpus()
     calibrated = None
     if options.quality != "fast":

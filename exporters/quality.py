@@ -131,7 +131,8 @@ def calibrate(
     """
     steps = QUALITIES[quality]
     content = read_text(text)
-    task = [repr(steps), bits, is_head_free, hashlib.sha256(content.encode()).hexdigest()]
+    text_hash = hashlib.sha256(content.encode()).hexdigest()
+    task = [repr(steps), bits, is_head_free, text is None, text_hash]
     workspace = Workspace(output, _fingerprint(source, tensors, task))
     calibration = _gather(
         source, tokenizer, content, text, steps.windows, workspace, threads, export_fast
@@ -168,10 +169,7 @@ def calibrate(
         made=worker.load,
         held_out=calibration.held_out,
         hidden=hidden,
-        card={
-            "quality": quality,
-            "calibration": used | {"tokens": int(calibration.windows.size)},
-        },
+        card={"quality": quality, "calibration": used | {"tokens": int(calibration.windows.size)}},
         workspace=workspace,
     )
 
@@ -180,9 +178,13 @@ def _fingerprint(
     source: ModelSource, tensors: tuple[FileTensor, ...], task: list[Any]
 ) -> dict[str, Any]:
     """What the work depends on."""
+    # times of change too: those of modification can be set, as archives and packages do
     stats = [(file.name, file.stat()) for file in source.files]
     return {
-        "source": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats],
+        "source": [
+            [name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+            for name, stat in stats
+        ],
         "formats": [[tensor.name, int(tensor.format)] for tensor in tensors],
         "task": task,
         "exporter": version(),

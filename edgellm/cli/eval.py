@@ -130,14 +130,25 @@ def _run_text(
 ) -> None:
     from edgellm.eval import EvalOptions, compare
     from edgellm.eval.plot import check_plot, plot
+    from edgellm.format.temporary import refuse_inputs
 
     if options["plot"] is not None:
         check_plot()
+    reference = None if options["reference"] is None else _path(options["reference"])
+    inputs = [
+        path for path in (*map(_path, models), reference, options["text"]) if path is not None
+    ]
+    for output in (options["save_reference"], options["plot"]):
+        if output is not None:
+            try:
+                refuse_inputs(output, inputs)
+            except ValueError as error:
+                raise click.UsageError(str(error)) from None
     names = {field.name for field in dataclasses.fields(EvalOptions)}
     with Bar("evaluating", lambda count: f"{count:,} tokens") as bar:
         result = compare(
             [_path(model) for model in models],
-            None if options["reference"] is None else _path(options["reference"]),
+            reference,
             EvalOptions(**{name: options[name] for name in names}),
             bar.update,
         )

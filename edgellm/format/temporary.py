@@ -1,4 +1,4 @@
-"""The temporary that a `.edge` file is until it is complete."""
+"""The temporary that a file is until it is complete, and what it must not replace."""
 
 from __future__ import annotations
 
@@ -7,9 +7,29 @@ import errno
 import fcntl
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["create_temporary", "remove_stale", "reserve", "sync_folder", "write_at"]
+__all__ = [
+    "create_temporary",
+    "refuse_inputs",
+    "remove_stale",
+    "reserve",
+    "sync_folder",
+    "write_at",
+]
+
+
+def refuse_inputs(output: Path, inputs: Iterable[Path]) -> None:
+    """Refuses an output that is one of the inputs, or a file in one that is a folder.
+
+    Raises:
+        ValueError: It is.
+    """
+    for path in inputs if output.exists() else ():
+        for file in path.iterdir() if path.is_dir() else (path,):
+            if file.exists() and output.samefile(file):
+                raise ValueError(f"{output} is read by this command: name another output")
 
 
 def remove_stale(path: Path) -> None:

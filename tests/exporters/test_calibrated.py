@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import subprocess
 import sys
@@ -22,7 +24,7 @@ from edgellm.cli import cli
 from edgellm.errors import EdgeLLMError, FormatError
 from edgellm.exporters import quality
 from edgellm.exporters.calibrated import Calibrator
-from edgellm.exporters.calibration import Calibration, digest
+from edgellm.exporters.calibration import Calibration, digest, encode_windows
 from edgellm.exporters.equalize import Alphas
 from edgellm.exporters.error_feedback import Feedback, fit, quantize_grouped
 from edgellm.exporters.export import ExportOptions, export_model, plan_export, run_plan
@@ -407,6 +409,43 @@ def test_a_killed_export_goes_on_where_it_was(tmp_path: Path, text: Path) -> Non
     assert stamps == {before}
     assert output.read_bytes() == whole.read_bytes()
     assert not marker.parent.exists()
+
+
+def test_work_on_another_source_of_the_same_size_and_time_is_thrown_away(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "model", "llama", **SMALL)
+    weights = source / "model.safetensors"
+
+    def fingerprint() -> object:
+        os.utime(weights, (315532800, 315532800))
+        plan = plan_export(source, ExportOptions())
+        return quality._fingerprint(plan.source, plan.tensors, [])
+
+    before = fingerprint()
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    assert fingerprint() != before
+
+
+def test_every_window_has_one_bos(tmp_path: Path) -> None:
+    source = write_tiny_model(tmp_path / "model", "llama", **SMALL)
+    path = source / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"add_bos_token": True}))
+    tokenizer = plan_export(source, ExportOptions()).tokenizer
+    assert tokenizer.bos_id is not None
+    assert tokenizer.encode("a")[0] == tokenizer.bos_id
+    windows = encode_windows(tokenizer, "Rain fell on the old town. " * 50, tokenizer.bos_id, 16)
+    assert (windows[:, 0] == tokenizer.bos_id).all()
+    assert (windows[:, 1:] != tokenizer.bos_id).all()
+
+
+@pytest.mark.usefixtures("is_quick")
+def test_a_calibration_text_is_not_replaced(tmp_path: Path, text: Path) -> None:
+    source = write_tiny_model(tmp_path / "model", "llama", **SMALL)
+    before = text.read_bytes()
+    with pytest.raises(ValueError, match="is read by this command"):
+        export_model(source, text, ExportOptions(quality="balanced", calibration=text))
+    assert text.read_bytes() == before
 
 
 @pytest.mark.usefixtures("is_quick")

@@ -221,6 +221,19 @@ def test_a_plot_is_a_png(edge: Path, saved: Path, tmp_path: Path) -> None:
     assert isinstance(result.exception, EdgeLLMError)
 
 
+@pytest.mark.parametrize("option", ["--save-reference", "--plot"])
+def test_what_is_read_is_not_replaced(option: str, edge: Path, hf: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason='needs pip install "edgellm[eval]"')
+    text = tmp_path / "text.txt"
+    text.write_text("Rain fell on the old town all night.\n" * 200)
+    for output in (edge, text, hf / "config.json"):
+        before = output.read_bytes()
+        result = run(edge, "--text", text, "--reference", hf, option, output)
+        assert result.exit_code == 2
+        assert "is read by this command: name another output" in result.output
+        assert output.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
