@@ -108,23 +108,26 @@ def wilson(successes: float, trials: float) -> Estimate:
     )
 
 
-def quantile_estimate(values: npt.NDArray[np.float64], share: float) -> Estimate:
-    """A quantile; the interval's ends are order statistics, tokens taken as independent.
+def quantile_estimate(
+    values: npt.NDArray[np.float64], share: float, blocks: npt.NDArray[np.int64]
+) -> Estimate:
+    """A quantile; the interval's ends are those of the share of figures below it.
 
     Args:
         values: (n,).
         share: 0.5 for the median.
+        blocks: As for `mean_estimate`.
 
-    Source: David and Nagaraja, Order Statistics, 2003, section 7.1 (normal approximation).
+    Source: Woodruff, Confidence intervals for medians and other position measures, 1952.
     """
-    ordered = np.sort(values)
-    count = len(ordered)
-    half = Z * math.sqrt(count * share * (1 - share))
+    ordered, count = np.sort(values), len(values)
+    value = float(np.quantile(ordered, share))
+    below = (values <= value).astype(np.float64)
+    error = max(_standard_error(below, blocks), math.sqrt(share * (1 - share) / count))
+    half = _student(_num_blocks(blocks) - 1) * count * error
     low = max(0, math.floor(count * share - half) - 1)
     high = min(count - 1, math.ceil(count * share + half))
-    return Estimate(
-        value=float(np.quantile(ordered, share)), low=float(ordered[low]), high=float(ordered[high])
-    )
+    return Estimate(value=value, low=float(ordered[low]), high=float(ordered[high]))
 
 
 def _standard_error(values: npt.NDArray[Any], blocks: npt.NDArray[np.int64]) -> float:

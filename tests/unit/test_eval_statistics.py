@@ -62,22 +62,28 @@ def test_blocks_of_equal_tokens_are_worth_one_token_each() -> None:
 
 
 def test_an_interval_of_correlated_tokens_holds_the_truth_as_often_as_it_says() -> None:
-    source, covered = np.random.default_rng(2), 0
+    source, covered = np.random.default_rng(2), np.zeros(3)
     blocks = np.arange(2048) // 64
+    truths = 0, 0, 2.3263479 * math.sqrt(8)
     for _ in range(400):
         noise = source.normal(size=2048 + 7)
         values = np.convolve(noise, np.ones(8), mode="valid")  # neighbours share 7 of 8 terms
-        found = mean_estimate(values, blocks)
-        covered += found.low <= 0 <= found.high
-    assert 0.90 < covered / 400 < 0.99
+        found = (
+            mean_estimate(values, blocks),
+            quantile_estimate(values, 0.5, blocks),
+            quantile_estimate(values, 0.99, blocks),
+        )
+        covered += [one.low <= truth <= one.high for one, truth in zip(found, truths, strict=True)]
+    assert (covered / 400 > 0.90).all()
+    assert (covered / 400 < 0.99).all()
 
 
 def test_quantiles_lie_between_order_statistics() -> None:
     values = np.arange(1001.0)
-    found = quantile_estimate(np.random.default_rng(3).permutation(values), 0.5)
+    found = quantile_estimate(np.random.default_rng(3).permutation(values), 0.5, np.arange(1001))
     assert found.value == 500
     assert (found.low, found.high) == (468.0, 532.0)
-    edge = quantile_estimate(values[:5], 0.99)
+    edge = quantile_estimate(values[:5], 0.99, np.arange(5))
     assert edge.low <= edge.value <= edge.high == 4
 
 
