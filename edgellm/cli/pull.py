@@ -150,7 +150,8 @@ def _download(package: str, folder: Path, progress: Callable[[int], None]) -> Pa
 
 def _folder_bytes(folder: Path) -> int:
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # pip moves files meanwhile
-            total += path.stat().st_size if path.is_file() else 0
+    for parent, _, names in os.walk(folder):  # passes over folders that pip deletes meanwhile
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.stat(os.path.join(parent, name)).st_size
     return total

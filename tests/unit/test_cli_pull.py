@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import sys
 import zipfile
@@ -15,6 +16,7 @@ import pytest
 
 from edgellm import cli
 from edgellm.cli import _sources
+from edgellm.cli import pull as pull_command
 from edgellm.exporters import export
 
 PARTS = (b"GGUF first", b" and second")
@@ -128,3 +130,19 @@ def test_other_bytes_than_those_we_know_are_refused_and_deleted(
     assert pull() == 1
     assert "SHA-256" in capsys.readouterr().err
     assert files(tmp_path) == set()
+
+
+def test_progress_is_counted_while_folders_come_and_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unpacked").mkdir()
+    (tmp_path / "part.whl").write_bytes(b"12345")
+    scandir = os.scandir
+
+    def scan_what_is_gone(path: Any) -> Any:
+        if str(path).endswith("unpacked"):
+            os.rmdir(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan_what_is_gone)
+    assert pull_command._folder_bytes(tmp_path) == 5
