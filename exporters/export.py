@@ -13,16 +13,20 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from edgellm._native import version
-from edgellm.errors import ModelNotFoundError, UnsupportedModelError
+from edgellm.errors import UnsupportedModelError
 from edgellm.exporters.carry import summarise
-from edgellm.exporters.gguf import MAGIC as GGUF_MAGIC
-from edgellm.exporters.gguf_model import load_gguf
-from edgellm.exporters.hf import load_hf
 from edgellm.exporters.kv_gate import choose_kv, measure_int8
-from edgellm.exporters.onnx_model import is_onnx_folder, load_onnx
+from edgellm.exporters.open_source import open_source
 from edgellm.exporters.plan import FileTensor, HeadFormat, plan_tensors
-from edgellm.exporters.quality import QUALITIES, QualityName, calibrate, measure_card
-from edgellm.exporters.source import ModelSource, refuse_lfs_pointer
+from edgellm.exporters.quality import (
+    QUALITIES,
+    Calibrated,
+    QualityName,
+    calibrate,
+    measure_card,
+    refuse_budget,
+)
+from edgellm.exporters.source import ModelSource
 from edgellm.exporters.vectors import (
     chat_vectors,
     greedy_vectors,
@@ -33,7 +37,6 @@ from edgellm.exporters.vectors import (
 from edgellm.exporters.weights import Progress, write_weights
 from edgellm.format import EdgeWriter, SectionType
 from edgellm.format.meta import canonical_json
-from edgellm.format.spec import MAGIC as EDGE_MAGIC
 from edgellm.format.temporary import refuse_inputs
 from edgellm.text import Tokenizer
 from edgellm.types import TensorFormat
@@ -44,8 +47,8 @@ __all__ = [
     "ExportOptions",
     "ExportPlan",
     "ExportReport",
+    "check_plan",
     "export_model",
-    "open_source",
     "plan_export",
 ]
 
@@ -60,7 +63,6 @@ DEFAULT_BITS: Final = 5.0  # a weight, of a calibrated export with --head auto
 RECIPE: Final = "e4 fitted without calibration"
 CALIBRATED_RECIPE: Final = "equalised, e4 with error feedback on calibration text"
 
-_HEAD_BYTES: Final = 64
 _HEAD_NAMES: Final = {TensorFormat.E4: "e4", TensorFormat.E5: "e5", TensorFormat.E8: "q8"}
 
 
@@ -91,6 +93,11 @@ class ExportOptions:
         if self.quality == "fast" or self.bits is not None:
             return self.bits
         return DEFAULT_BITS if self.head == "auto" else None
+
+    @property
+    def is_head_free(self) -> bool:
+        """Whether `budget` decides about embedding and head too."""
+        return self.head == "auto"
 
     def __post_init__(self) -> None:
         if self.head not in ("e4", "q8", "auto"):
@@ -157,46 +164,6 @@ class ExportReport:
     rounding: Mapping[str, Mapping[str, float]]
 
 
-def open_source(path: str | os.PathLike[str]) -> ModelSource:
-    """Opens a model to export, of whichever kind it is.
-
-    Args:
-        path: A Hugging Face folder, a GGUF file, or an ONNX model: its file or folder.
-
-    Returns:
-        The model, its weights not yet read.
-
-    Raises:
-        ModelNotFoundError: There is nothing of that name.
-        FormatError: It is broken.
-        UnsupportedModelError: It is of a kind or architecture that is not supported.
-    """
-    path = Path(path)
-    if path.suffix == ".onnx" or is_onnx_folder(path):
-        return load_onnx(path)
-    if path.is_dir():
-        return load_hf(path)
-    if not path.is_file():
-        raise ModelNotFoundError(f"{path}: no such file or folder")
-    with path.open("rb") as file:
-        head = file.read(_HEAD_BYTES)
-    refuse_lfs_pointer(path, head)
-    if head.startswith(GGUF_MAGIC):
-        return load_gguf(path)
-    if head.startswith(EDGE_MAGIC):
-        raise UnsupportedModelError(f"{path} is an .edge file already: edgellm run {path}")
-    if path.suffix == ".safetensors":
-        raise UnsupportedModelError(
-            f"{path} holds weights only: name its folder, with config.json and tokenizer.json"
-        )
-    if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
-        raise UnsupportedModelError(
-            f"{path} is a pickle, which can run code when opened and is never read: write the "
-            "weights with safetensors.torch.save_file and export the folder"
-        )
-    raise UnsupportedModelError(f"{path} is no GGUF file, ONNX model or Hugging Face folder")
-
-
 def plan_export(source: str | os.PathLike[str], options: ExportOptions | None = None) -> ExportPlan:
     """Reads everything but the weights and decides what becomes of each tensor.
 
@@ -234,6 +201,24 @@ def plan_export(source: str | os.PathLike[str], options: ExportOptions | None = 
     )
 
 
+def check_plan(plan: ExportPlan, output: Path, options: ExportOptions) -> None:
+    """Refuses what cannot be done.
+
+    Args:
+        plan: The plan.
+        output: The file to write.
+        options: How to export.
+
+    Raises:
+        ValueError: The output would overwrite the source or the calibration text, or the bits a
+            weight are too few.
+    """
+    text = () if options.calibration is None else (options.calibration,)
+    refuse_inputs(output, (*plan.source.files, *text))
+    if options.bits is not None:
+        refuse_budget(plan.tensors, options.bits, options.is_head_free)
+
+
 def export_model(
     source: str | os.PathLike[str],
     output: str | os.PathLike[str],
@@ -256,7 +241,7 @@ def export_model(
 
     Raises:
         EdgeLLMError: One of its kinds; says what is wrong with the model or the disk.
-        ValueError: The output would overwrite the source.
+        ValueError: As for `check_plan`.
     """
     return run_plan(plan_export(source, options), output, options, progress)
 
@@ -274,26 +259,36 @@ def run_plan(
     """
     options = options or ExportOptions()
     output, model = Path(output), plan.source
-    text = () if options.calibration is None else (options.calibration,)
-    refuse_inputs(output, (*model.files, *text))
+    check_plan(plan, output, options)
     threads = options.threads or _num_cpus()
-    calibrated = None
-    if options.quality != "fast":
-        fast = plan
-        calibrated = calibrate(
-            model,
-            plan.tokenizer,
-            plan.tensors,
-            output,
-            quality=options.quality,
-            text=options.calibration,
-            bits=options.budget,
-            is_head_free=options.head == "auto",
-            threads=threads,
-            export_fast=lambda path: run_plan(fast, path, ExportOptions(threads=threads)),
-            progress=calibrating,
-        )
-        plan = replace(plan, tensors=calibrated.tensors)
+    if options.quality == "fast":
+        return _write(plan, output, threads, progress)
+    with calibrate(
+        model,
+        plan.tokenizer,
+        plan.tensors,
+        output,
+        quality=options.quality,
+        text=options.calibration,
+        bits=options.budget,
+        is_head_free=options.is_head_free,
+        threads=threads,
+        export_fast=lambda path: _write(plan, path, threads),
+        progress=calibrating,
+    ) as calibrated:
+        made = replace(plan, tensors=calibrated.tensors)
+        return _write(made, output, threads, progress, calibrated)
+
+
+def _write(
+    plan: ExportPlan,
+    output: Path,
+    threads: int,
+    progress: Progress | None = None,
+    calibrated: Calibrated | None = None,
+) -> ExportReport:
+    """Writes the file, with what was calibrated or the weights as they are."""
+    model = plan.source
     chats, skipped = chat_vectors(model, plan.tokenizer)
     vectors: dict[str, Any] = {"texts": text_vectors(plan.tokenizer), "chats": chats, "greedy": []}
     with EdgeWriter(output) as writer:
@@ -325,8 +320,6 @@ def run_plan(
         )
         writer.add_section(SectionType.TEST_VECTORS, canonical_json(vectors), replace=True)
         model_id = writer.finish()
-    if calibrated is not None:
-        calibrated.workspace.remove()
     return ExportReport(
         output=output,
         model_id=model_id,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -25,10 +27,12 @@ from edgellm.exporters.equalize import ALPHAS, Alphas
 from edgellm.exporters.error_feedback import Feedback
 from edgellm.exporters.kv_gate import kl_sum, log_softmax
 from edgellm.exporters.plan import FileTensor, read_whole
+from edgellm.exporters.sensitivity import FORMATS
 from edgellm.exporters.source import ModelSource
 from edgellm.exporters.weights import Made, Progress
 from edgellm.exporters.workers import workers
 from edgellm.exporters.workspace import Workspace
+from edgellm.format.spec import tensor_bytes
 from edgellm.models import ModelDescription
 from edgellm.text import Tokenizer
 from edgellm.types import Float32Array, Int32Array, TensorFormat
@@ -40,7 +44,9 @@ __all__ = [
     "QualityName",
     "calibrate",
     "compare",
+    "free_tensors",
     "measure_card",
+    "refuse_budget",
 ]
 
 QualityName: TypeAlias = Literal["best", "balanced", "fast"]
@@ -82,7 +88,6 @@ class Calibrated:
         held_out: (m, length) int32: windows that nothing was fitted to.
         hidden: What the float model's head multiplies there, (m * length, hidden).
         card: What META's "quantization" says of it.
-        workspace: To remove when the file is whole.
     """
 
     description: ModelDescription
@@ -91,9 +96,9 @@ class Calibrated:
     held_out: Int32Array
     hidden: Float32Array
     card: dict[str, Any]
-    workspace: Workspace
 
 
+@contextmanager
 def calibrate(
     source: ModelSource,
     tokenizer: Tokenizer,
@@ -107,14 +112,17 @@ def calibrate(
     threads: int,
     export_fast: Callable[[Path], object],
     progress: Progress | None,
-) -> Calibrated:
+) -> Iterator[Calibrated]:
     """Quantises a model's layers for the inputs they meet.
+
+    The work lies beside the output until the file is whole, which is when this context ends
+    without an error; after one, the same export goes on from it.
 
     Args:
         source: The model.
         tokenizer: Its tokenizer.
         tensors: What becomes of each tensor.
-        output: The file to be; work in progress lies beside it.
+        output: The file to be.
         quality: How thoroughly.
         text: The user's calibration text, or None for ours and the model's own.
         bits: Bits a weight, over all weights, up to which matrices get more than 4.
@@ -123,7 +131,7 @@ def calibrate(
         export_fast: Writes the model, quantised without calibration, to a path.
         progress: Called with layers done and their number, all passes together.
 
-    Returns:
+    Yields:
         The quantised layers.
 
     Raises:
@@ -133,10 +141,6 @@ def calibrate(
     content = read_text(text)
     text_hash = hashlib.sha256(content.encode()).hexdigest()
     task = [repr(steps), bits, is_head_free, text is None, text_hash]
-    workspace = Workspace(output, _fingerprint(source, tensors, task))
-    calibration = _gather(
-        source, tokenizer, content, text, steps.windows, workspace, threads, export_fast
-    )
     total, done = source.description.num_layers * (3 if bits else 2), 0
 
     def advance() -> None:
@@ -145,33 +149,41 @@ def calibrate(
         if progress is not None:
             progress(done, total)
 
-    with workers(threads) as pool:
-        worker = Calibrator(
-            source,
-            tensors,
-            calibration,
-            workspace,
-            alphas=steps.alphas,
-            feedback=steps.feedback,
-            pool=pool,
-            advance=advance,
+    with Workspace(output, _fingerprint(source, tensors, task)) as workspace:
+        calibration = _gather(
+            source, tokenizer, content, text, steps.windows, workspace, threads, export_fast
         )
-        hidden = worker.collect()
-        if worker.description.has_embed_scale:
-            tensors = (*tensors, _embed_scale(worker.description.hidden_size))
-        if bits is not None:
-            tensors = _spend(worker, tensors, bits, is_head_free, workspace)
-        worker.quantise({tensor.name: tensor.format for tensor in tensors})
-    used = {"origin": calibration.origin, "sha256": calibration.sha256}
-    return Calibrated(
-        description=worker.description,
-        tensors=tensors,
-        made=worker.load,
-        held_out=calibration.held_out,
-        hidden=hidden,
-        card={"quality": quality, "calibration": used | {"tokens": int(calibration.windows.size)}},
-        workspace=workspace,
-    )
+        with workers(threads) as pool:
+            worker = Calibrator(
+                source,
+                tensors,
+                calibration,
+                workspace,
+                alphas=steps.alphas,
+                feedback=steps.feedback,
+                pool=pool,
+                advance=advance,
+            )
+            hidden = worker.collect()
+            if worker.description.has_embed_scale:
+                tensors = (*tensors, _embed_scale(worker.description.hidden_size))
+            if bits is not None:
+                tensors = _spend(worker, tensors, bits, is_head_free, workspace)
+            worker.quantise({tensor.name: tensor.format for tensor in tensors})
+        used = {
+            "origin": calibration.origin,
+            "sha256": calibration.sha256,
+            "tokens": int(calibration.windows.size),
+        }
+        yield Calibrated(
+            description=worker.description,
+            tensors=tensors,
+            made=worker.load,
+            held_out=calibration.held_out,
+            hidden=hidden,
+            card={"quality": quality, "calibration": used},
+        )
+        workspace.remove()
 
 
 def _fingerprint(
@@ -296,6 +308,39 @@ def _gather(
     )
 
 
+def free_tensors(tensors: tuple[FileTensor, ...], is_head_free: bool) -> frozenset[str]:
+    """Names of the matrices whose format a budget decides."""
+    return frozenset(
+        tensor.name
+        for tensor in tensors
+        if tensor.format != TensorFormat.F32 and (is_head_free or tensor.section != "globals")
+    )
+
+
+def refuse_budget(tensors: tuple[FileTensor, ...], bits: float, is_head_free: bool) -> None:
+    """Refuses a budget that the smallest formats exceed.
+
+    Args:
+        tensors: What becomes of each tensor.
+        bits: Bits a weight, over all weights.
+        is_head_free: Whether `bits` decides about embedding and head too.
+
+    Raises:
+        ValueError: It is too small; says what would do.
+    """
+    free = free_tensors(tensors, is_head_free)
+    least = sum(
+        tensor_bytes(FORMATS[0], tensor.rows, tensor.cols) if tensor.name in free else tensor.size
+        for tensor in tensors
+    )
+    needed = 8 * least / sum(tensor.rows * tensor.cols for tensor in tensors)
+    if bits < needed:
+        raise ValueError(
+            f"{bits:g} bits a weight are too few: with {FORMATS[0].name} wherever it may be, the "
+            f"file has {math.ceil(100 * needed) / 100:.2f}"
+        )
+
+
 def _spend(
     worker: Calibrator,
     tensors: tuple[FileTensor, ...],
@@ -306,11 +351,7 @@ def _spend(
     """The tensors with the formats that `bits` a weight allow."""
     known = workspace.load("formats")
     if known is None:
-        free = {
-            tensor.name
-            for tensor in tensors
-            if tensor.format != TensorFormat.F32 and (is_head_free or tensor.section != "globals")
-        }
+        free = free_tensors(tensors, is_head_free)
         num_weights = sum(tensor.rows * tensor.cols for tensor in tensors)
         fixed = sum(tensor.size for tensor in tensors if tensor.name not in free)
         chosen = worker.choose(int(bits * num_weights / 8) - fixed, is_head_free)

@@ -17,9 +17,10 @@ from edgellm.models import ModelDescription
 from edgellm.models._reference import Positions, ReferenceCache, ReferenceModel
 from edgellm.types import Float32Array, TensorFormat
 
-__all__ = ["Candidate", "Ends", "measure_sensitivities", "spend", "try_formats"]
+__all__ = ["FORMATS", "Candidate", "Ends", "measure_sensitivities", "spend", "try_formats"]
 
-_FORMATS: Final = (TensorFormat.E4, TensorFormat.E5, TensorFormat.E8)
+# What a budget may choose, the smallest first.
+FORMATS: Final = (TensorFormat.E4, TensorFormat.E5, TensorFormat.E8)
 
 Tensors = Mapping[str, Float32Array]
 _Ratios = dict[TensorFormat, float]
@@ -81,9 +82,9 @@ def try_formats(
     def rounded(kind: TensorFormat, values: Float32Array) -> Float32Array:
         return dequantize(fit(kind, values, importance, pool), kind, *values.shape)
 
-    errors = {kind: output_error(sample, rounded(kind, sample), importance) for kind in _FORMATS}
-    least = max(errors[_FORMATS[0]], 1e-30)
-    return rounded(_FORMATS[0], weights), {kind: value / least for kind, value in errors.items()}
+    errors = {kind: output_error(sample, rounded(kind, sample), importance) for kind in FORMATS}
+    least = max(errors[FORMATS[0]], 1e-30)
+    return rounded(FORMATS[0], weights), {kind: value / least for kind, value in errors.items()}
 
 
 def measure_sensitivities(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from edgellm.errors import EdgeLLMError
 
 __all__ = ["Workspace"]
 
@@ -19,23 +22,35 @@ _STAMP = "fingerprint.json"
 class Workspace:
     """A folder beside the output, `.NAME.partial`, removed when the export is whole.
 
+    It is locked until `close`, or the end of the process: two exports to one output at a time
+    would take each other's work for theirs.
+
     Args:
         output: The file to be.
         fingerprint: What the work depends on; work with another fingerprint is thrown away.
+
+    Raises:
+        EdgeLLMError: Another export works there.
+        OSError: The folder cannot be made.
     """
 
     def __init__(self, output: Path, fingerprint: dict[str, Any]) -> None:
         self.folder = output.with_name(f".{output.name}.partial")
-        self._stamp = json.dumps(fingerprint, sort_keys=True)
-        stamp_file = self.folder / _STAMP
-        if not stamp_file.is_file() or stamp_file.read_text() != self._stamp:
-            self.remove()
+        self._lock: int | None = _lock(self.folder, output)
+        stamp, stamp_file = json.dumps(fingerprint, sort_keys=True), self.folder / _STAMP
+        if not stamp_file.is_file() or stamp_file.read_text() != stamp:
+            for path in self.folder.iterdir():
+                path.unlink()
+            stamp_file.write_text(stamp)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def path(self, name: str) -> Path:
-        """Where a file of that name would lie; the folder is there afterwards."""
-        if not self.folder.is_dir():
-            self.folder.mkdir()
-            (self.folder / _STAMP).write_text(self._stamp)
+        """Where a file of that name would lie."""
         return self.folder / name
 
     def save(self, name: str, **arrays: npt.NDArray[Any]) -> None:
@@ -49,7 +64,7 @@ class Workspace:
 
     def load(self, name: str) -> dict[str, npt.NDArray[Any]] | None:
         """What was kept under a name, None if nothing was."""
-        path = self.folder / f"{name}.npz"
+        path = self.path(f"{name}.npz")
         if not path.is_file():
             return None
         with np.load(path, allow_pickle=False) as arrays:
@@ -57,4 +72,36 @@ class Workspace:
 
     def remove(self) -> None:
         """Removes the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def close(self) -> None:
+        """Lets others work there; the folder stays if there is work in it."""
+        if self._lock is not None and any(self.folder.glob("*.npz")):
+            os.close(self._lock)
+            self._lock = None
+        self.remove()
+
+
+def _lock(folder: Path, output: Path) -> int:
+    """Makes the folder if need be and locks it, where the file system has locks."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        try:
+            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:  # its last user has just removed it
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            raise EdgeLLMError(
+                f"another export to {output} is at work: wait for it, or name another output"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        if os.fstat(file).st_nlink:
+            return file
+        os.close(file)

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from edgellm.cli import _store
 from edgellm.cli._format import format_bytes, table
 from edgellm.cli._progress import Bar
+from edgellm.cli._usage import as_usage
 from edgellm.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
@@ -140,10 +141,8 @@ def _run_text(
     ]
     for output in (options["save_reference"], options["plot"]):
         if output is not None:
-            try:
+            with as_usage():
                 refuse_inputs(output, inputs)
-            except ValueError as error:
-                raise click.UsageError(str(error)) from None
     names = {field.name for field in dataclasses.fields(EvalOptions)}
     with Bar("evaluating", lambda count: f"{count:,} tokens") as bar:
         result = compare(

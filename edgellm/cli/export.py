@@ -10,9 +10,10 @@ import click
 from edgellm.cli import _onnx
 from edgellm.cli._format import format_bytes, format_rounding, table
 from edgellm.cli._progress import Bar
+from edgellm.cli._usage import as_usage
 
 if TYPE_CHECKING:
-    from edgellm.exporters.export import ExportPlan, ExportReport
+    from edgellm.exporters.export import ExportOptions, ExportPlan, ExportReport
 
 __all__ = ["command"]
 
@@ -20,10 +21,6 @@ _CHAT = (
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "Hello!"},
     {"role": "assistant", "content": "Hello! How can I help?"},
-)
-
-_SPENDING = (
-    "formats      from E4 up to E5 or E8 where KL divergence is saved, {:g} bits a weight in all"
 )
 
 
@@ -83,7 +80,7 @@ def command(
     The same source gives the same bytes. An older file under the output's name stays until the new
     one is whole. A calibration that was interrupted goes on where it was.
     """
-    from edgellm.exporters.export import ExportOptions, plan_export, run_plan
+    from edgellm.exporters.export import ExportOptions, check_plan, plan_export, run_plan
 
     if quality == "fast" and (calibration is not None or bits is not None):
         raise click.UsageError("--calibration and --bits go with --quality balanced or best")
@@ -92,8 +89,10 @@ def command(
     )
     plan = plan_export(source, options)
     output = output or Path(f"{plan.source.name}-int4.edge")
+    with as_usage():
+        check_plan(plan, output, options)
     if dry_run:
-        click.echo(_describe(plan, output, options.budget))
+        click.echo(_describe(plan, output, options))
         return
     if quiet:
         run_plan(plan, output, options)
@@ -115,13 +114,19 @@ def _summary(report: ExportReport) -> str:
     )
 
 
-def _describe(plan: ExportPlan, output: Path, bits: float | None) -> str:
+def _describe(plan: ExportPlan, output: Path, options: ExportOptions) -> str:
+    from edgellm.exporters.quality import free_tensors
+
+    free, size = frozenset[str](), format_bytes(plan.weight_bytes)
+    if options.budget is not None:
+        free = free_tensors(plan.tensors, options.is_head_free)
+        size = f"about {format_bytes(int(options.budget * plan.num_weights / 8))}"
     source, model = plan.source, plan.source.description
     eos = ", ".join(f"{i} {plan.tokenizer.token_bytes(i)!r}" for i in source.tokenizer.eos_ids)
     bos = f"{source.tokenizer.bos_id}" if source.tokenizer.add_bos else "not added"
     lines = [
         f"source       {source.kind}, {model.architecture}, {len(source.tensors.shapes)} tensors",
-        f"output       {output}, {format_bytes(plan.weight_bytes)} of weights",
+        f"output       {output}, {size} of weights",
         f"layers       {model.num_layers} of {model.hidden_size}, {model.num_heads} heads with "
         f"{model.num_kv_heads} for keys and values, head size {model.head_dim}, "
         f"feed-forward {model.ffn_size}",
@@ -130,17 +135,23 @@ def _describe(plan: ExportPlan, output: Path, bits: float | None) -> str:
         f"BOS          {bos}",
         f"EOS          {eos}",
         *(f"note         {note}" for note in plan.notes),
-        *([] if bits is None else [_SPENDING.format(bits)]),
         "",
-        _tensor_table(plan),
+        _tensor_table(plan, free),
     ]
     if "default" in source.chat_templates:
         lines += ["", "a chat of three messages:", "", _rendered(plan)]
     return "\n".join(lines)
 
 
-def _tensor_table(plan: ExportPlan) -> str:
-    """One row per tensor; those that differ only in the layer's number share one."""
+def _tensor_table(plan: ExportPlan, free: frozenset[str]) -> str:
+    """One row per tensor; those that differ only in the layer's number share one.
+
+    The `free` ones get their format as the budget allows, by measurement.
+    """
+    from edgellm.exporters.sensitivity import FORMATS
+    from edgellm.format.spec import tensor_bytes
+
+    choice = ", ".join(kind.name for kind in FORMATS)
     groups: dict[tuple[str, ...], list[int]] = {}
     for tensor in plan.tensors:
         name = tensor.name
@@ -148,10 +159,14 @@ def _tensor_table(plan: ExportPlan) -> str:
             name = "layers.*." + name.rpartition(".")[2]
         origin = " ".join(dict.fromkeys(tensor.source_types)) or "computed"
         shape = f"{tensor.rows} x {tensor.cols}"
-        groups.setdefault((name, origin, tensor.format.name, shape), []).append(tensor.size)
+        becomes, size = tensor.format.name, tensor.size
+        if tensor.name in free:
+            becomes, size = choice, tensor_bytes(FORMATS[0], tensor.rows, tensor.cols)
+        groups.setdefault((name, origin, becomes, shape), []).append(size)
     rows = [
-        (name, str(len(sizes)), shape, origin, becomes, format_bytes(sum(sizes)))
+        (*row, f"{format_bytes(sum(sizes))}{' or more' if row[-1] == choice else ''}")
         for (name, origin, becomes, shape), sizes in groups.items()
+        for row in [(name, str(len(sizes)), shape, origin, becomes)]
     ]
     return table(("tensor", "count", "shape", "from", "to", "size"), rows, right=(1, 2, 5))
 

@@ -149,8 +149,8 @@ class SourceModel:
     def __init__(
         self, path: Path, *, engine: ReferenceEngine = "auto", threads: int | None = None
     ) -> None:
-        from edgellm.exporters.export import open_source
         from edgellm.exporters.forward import open_forward
+        from edgellm.exporters.open_source import open_source
         from edgellm.exporters.vectors import make_tokenizer
 
         source = open_source(path)

@@ -308,20 +308,6 @@ def test_no_other_formats_within_the_budget_lose_less() -> None:
         assert loss == min(other for fitting, other in choices if fitting <= budget)
 
 
-def test_a_workspace_keeps_its_work_only_for_the_same_task(tmp_path: Path) -> None:
-    output = tmp_path / "model.edge"
-    first = Workspace(output, {"bits": 5.0})
-    assert first.load("layer") is None
-    first.save("layer", data=np.arange(5))
-    again = Workspace(output, {"bits": 5.0})
-    found = again.load("layer")
-    assert found is not None
-    assert np.array_equal(found["data"], np.arange(5))
-    assert Workspace(output, {"bits": 6.0}).load("layer") is None
-    again.remove()
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.usefixtures("is_quick")
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
 def test_a_calibrated_export(architecture: str, tmp_path: Path, text: Path) -> None:

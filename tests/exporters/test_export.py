@@ -25,7 +25,8 @@ from edgellm.errors import (
     TemplateError,
     UnsupportedModelError,
 )
-from edgellm.exporters.export import ExportOptions, export_model, open_source, plan_export
+from edgellm.exporters.export import ExportOptions, export_model, plan_export
+from edgellm.exporters.open_source import open_source
 from edgellm.exporters.plan import CHUNK_WEIGHTS, chunks, read_chunk
 from edgellm.format import EdgeFile
 from edgellm.format.layout import dequantize
@@ -419,11 +420,30 @@ def test_a_dry_run_shows_everything_and_writes_nothing(small: Path, tmp_path: Pa
     assert sorted(tmp_path.rglob("*")) == before
     for wanted in (
         "EOS          2 b'<|stop|>', 0 b'<|end|>'",
-        "| layers.*.gate_up   |     1 |  96 x 64 | F32",
+        "| layers.*.gate_up   |     1 |  96 x 64 | F32      | E4, E5, E8 |",
         "| rope.0.inv_freq    |     1 |",
         "<|start|>user\nHello!<|stop|>\n",
     ):
         assert wanted in result.stdout
+
+
+def test_a_dry_run_of_fast_knows_every_format(small: Path) -> None:
+    arguments = ["export", str(small), "--quality", "fast", "--dry-run"]
+    result = CliRunner().invoke(cli, arguments)
+    assert "| layers.*.gate_up   |     1 |  96 x 64 | F32      | E4  |" in result.stdout
+
+
+@pytest.mark.parametrize("is_dry", [False, True])
+def test_what_cannot_be_done_is_wrong_usage(small: Path, is_dry: bool) -> None:
+    before = {path: path.read_bytes() for path in small.iterdir()}
+    dry = ["--dry-run"] if is_dry else []
+    for arguments, reason in (
+        (["-o", str(small / "config.json")], "config.json is read by this command"),
+        (["--head", "q8", "--bits", "4.5"], "4.5 bits a weight are too few: with E4 wherever"),
+    ):
+        result = CliRunner().invoke(cli, ["export", str(small), *arguments, *dry])
+        assert (result.exit_code, reason in result.stderr) == (2, True), result.output
+    assert {path: path.read_bytes() for path in small.iterdir()} == before
 
 
 def test_quiet_prints_nothing(small: Path, tmp_path: Path) -> None:

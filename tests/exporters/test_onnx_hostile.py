@@ -14,8 +14,8 @@ import pytest
 from tiny_models import write_tiny_model
 
 from edgellm.errors import EdgeLLMError, FormatError, UnsupportedModelError
-from edgellm.exporters.export import open_source
 from edgellm.exporters.onnx_file import parse_model
+from edgellm.exporters.open_source import open_source
 
 REASON = 'needs pip install "edgellm[onnx]"'
 onnx = pytest.importorskip("onnx", reason=REASON)

@@ -17,9 +17,10 @@ from tiny_models import ARCHITECTURES, CHAT_TEMPLATE, write_tiny_model
 
 from edgellm.cli import cli
 from edgellm.errors import EdgeLLMError, FormatError, ModelNotFoundError
-from edgellm.exporters.export import ExportOptions, export_model, open_source
+from edgellm.exporters.export import ExportOptions, export_model
 from edgellm.exporters.forward import open_forward
 from edgellm.exporters.hf import load_hf
+from edgellm.exporters.open_source import open_source
 from edgellm.exporters.source import ModelSource
 from edgellm.exporters.to_onnx import export_onnx
 from edgellm.exporters.to_onnx_weights import Weights, make_blocks

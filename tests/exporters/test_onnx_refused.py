@@ -12,7 +12,8 @@ import pytest
 from tiny_models import write_tiny_model
 
 from edgellm.errors import EdgeLLMError, FormatError
-from edgellm.exporters.export import export_model, open_source
+from edgellm.exporters.export import export_model
+from edgellm.exporters.open_source import open_source
 from edgellm.exporters.to_onnx import export_onnx
 
 REASON = 'needs pip install "edgellm[onnx]"'

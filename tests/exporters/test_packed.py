@@ -17,7 +17,8 @@ from tiny_models import write_tiny_model
 
 from edgellm.cli import cli
 from edgellm.errors import EdgeLLMError, FormatError, UnsupportedModelError
-from edgellm.exporters.export import ExportOptions, export_model, open_source
+from edgellm.exporters.export import ExportOptions, export_model
+from edgellm.exporters.open_source import open_source
 from edgellm.format import EdgeFile
 from edgellm.format.layout import dequantize
 from edgellm.models import fuse

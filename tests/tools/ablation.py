@@ -93,11 +93,12 @@ VARIANTS: Final = tuple(_variants())
 class VariantWorkspace(Workspace):
     """A variant's workspace, whose windows and float pass lie in one that others use too."""
 
-    shared: ClassVar[Workspace]
+    shared: ClassVar[Workspace | None] = None
 
     def load(self, name: str) -> dict[str, npt.NDArray[Any]] | None:
         """What was kept under a name, by whichever variant."""
-        return self.shared.load(name) if name in SHARED else super().load(name)
+        is_shared = self.shared is not None and name in SHARED
+        return self.shared.load(name) if is_shared else super().load(name)
 
 
 def share(
@@ -117,6 +118,8 @@ def share(
     steps = variant.steps or BALANCED
     name = f"{steps.windows}-{variant.text.stem if variant.text else 'own'}"
     task = [name, "" if held_out is None else digest(held_out)]
+    if VariantWorkspace.shared is not None:
+        VariantWorkspace.shared.close()
     workspace = Workspace(BUILD / name, quality._fingerprint(plan.source, plan.tensors, task))
     VariantWorkspace.shared = workspace
     if workspace.load("float") is None:
