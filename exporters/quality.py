@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -141,14 +142,7 @@ def calibrate(
     content = read_text(text)
     text_hash = hashlib.sha256(content.encode()).hexdigest()
     task = [repr(steps), bits, is_head_free, text is None, text_hash]
-    total, done = source.description.num_layers * (3 if bits else 2), 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-
+    advance = _counter(progress, source.description.num_layers * (3 if bits else 2))
     with Workspace(output, _fingerprint(source, tensors, task)) as workspace:
         calibration = _gather(
             source, tokenizer, content, text, steps.windows, workspace, threads, export_fast
@@ -184,6 +178,17 @@ def calibrate(
             card={"quality": quality, "calibration": used},
         )
         workspace.remove()
+
+
+def _counter(progress: Progress | None, total: int) -> Callable[[], None]:
+    """What is called after every layer of every pass."""
+    done = itertools.count(1)
+
+    def advance() -> None:
+        if progress is not None:
+            progress(next(done), total)
+
+    return advance
 
 
 def _fingerprint(

@@ -106,7 +106,7 @@ def command(
     if len(models) > 1 and not is_comparison:
         raise click.UsageError("several models are measured with --compare")
     if options["reference"] is None:
-        _refuse(("reference_engine", "save_reference", "plot"), "--reference")
+        _refuse(("save_reference", "plot"), "--reference")
     if options["save_reference"] is None:
         _refuse(("reference_top",), "--save-reference")
     if task is not None:
@@ -207,7 +207,8 @@ def _text_lines(one: Evaluation) -> list[str]:
     if one.divergence is not None:
         lines.append(f"reference  {one.divergence.reference}, run by {one.divergence.engine}")
         if one.divergence.is_sampled:
-            lines.append("           from a file with a sample of each distribution: KL estimated")
+            lines.append("           from a file with a sample of each distribution: KL estimated,")
+            lines.append("           its median and 99th percentile with each token's noise")
     return lines
 
 

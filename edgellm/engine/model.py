@@ -17,13 +17,23 @@ from edgellm.errors import FormatError, TemplateError, UnsupportedDeviceError
 from edgellm.format import EdgeFile
 from edgellm.text import ChatEncoder, Tokenizer, load_text
 
-__all__ = ["DEFAULT_CONTEXT", "Message", "Model"]
+__all__ = ["DEFAULT_CONTEXT", "Message", "Model", "check_context"]
 
 Message = dict[str, Any]
 """One message of a chat, as in {"role": "user", "content": "Hello"}."""
 
 # Used when no context is asked for and the model could hold more: KV cache memory grows with it.
 DEFAULT_CONTEXT = 8192
+
+
+def check_context(context: int, longest: int) -> None:
+    """Refuses a context, in tokens, that a model does not have.
+
+    Raises:
+        ValueError: It is not within 1 and `longest`.
+    """
+    if not 1 <= context <= longest:
+        raise ValueError(f"context is {context}; this model takes 1 to {longest} tokens")
 
 
 class Model:
@@ -107,8 +117,7 @@ class Model:
         longest = self.info.max_context
         if context is None:
             context = min(longest, DEFAULT_CONTEXT)
-        if not 1 <= context <= longest:
-            raise ValueError(f"context is {context}; this model takes 1 to {longest} tokens")
+        check_context(context, longest)
         check_fit(
             file_bytes=self.info.file_bytes,
             session_bytes=self.native.session_bytes,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.eval.distributions import FullRows, Rows, block_rows, log_softmax
-from edgellm.eval.models import LogitsModel, open_model, starts_with
+from edgellm.eval.models import EdgeModel, LogitsModel, SourceModel, open_model, starts_with
 from edgellm.eval.reference_file import (
     MAGIC,
     ReferenceFile,
@@ -91,12 +91,15 @@ def compare(
             return model
 
         opened = [open_(path) for path in models]
+        running = list(opened)
         windows, info = _windows(opened[0], saved, context, options)
         source: _Reference | None = None
         if saved is not None:
             source = _SavedReference(saved)
         elif reference is not None:
-            source = _LiveReference(open_(reference))
+            running.append(open_(reference))
+            source = _LiveReference(running[-1])
+        _check_engines(running, options)
         _check_vocabulary(opened, source)
         writer = None
         if options.save_reference is not None:
@@ -255,6 +258,20 @@ def _text_info(name: str, sha256: str, windows: Windows) -> TextInfo:
         score=windows.score,
         bos_id=windows.bos_id,
     )
+
+
+def _check_engines(running: Sequence[LogitsModel], options: EvalOptions) -> None:
+    """Refuses options that none of the models has a use for."""
+    for kind, what, names in (
+        (EdgeModel, "an .edge file", ("isa", "kv")),
+        (SourceModel, "a source model", ("reference_engine",)),
+    ):
+        if any(isinstance(model, kind) for model in running):
+            continue
+        for name in names:
+            if getattr(options, name) not in (None, "auto"):
+                flag = name.replace("_", "-")
+                raise ValueError(f"--{flag} is for {what}, and none is run here: leave it out")
 
 
 def _check_vocabulary(models: Sequence[LogitsModel], reference: _Reference | None) -> None:

@@ -10,7 +10,7 @@ from typing import Final, Literal, Protocol, TypeAlias
 import numpy as np
 
 from edgellm import devices
-from edgellm.engine.model import Model
+from edgellm.engine.model import Model, check_context
 from edgellm.errors import ModelNotFoundError
 from edgellm.eval.windows import vocabulary_sha256
 from edgellm.format.spec import MAGIC as EDGE_MAGIC
@@ -142,18 +142,25 @@ class SourceModel:
 
     Args:
         path: The file or folder.
+        context: Tokens of a window.
         engine: Which of the two; "auto": transformers where it is installed and reads it.
         threads: For transformers.
     """
 
     def __init__(
-        self, path: Path, *, engine: ReferenceEngine = "auto", threads: int | None = None
+        self,
+        path: Path,
+        *,
+        context: int,
+        engine: ReferenceEngine = "auto",
+        threads: int | None = None,
     ) -> None:
         from edgellm.exporters.forward import open_forward
         from edgellm.exporters.open_source import open_source
         from edgellm.exporters.vectors import make_tokenizer
 
         source = open_source(path)
+        check_context(context, source.description.max_context)
         self.name, self.path = source.name, path
         self.tokenizer = make_tokenizer(source)
         self.num_tokens = source.description.num_tokens
@@ -198,11 +205,12 @@ def open_model(
     Raises:
         ModelNotFoundError: There is nothing of that name.
         EdgeLLMError: One of its kinds; says what is wrong with the file.
+        ValueError: A window is longer than the model's context.
     """
     path = Path(path)
     if starts_with(path, EDGE_MAGIC):
         return EdgeModel(path, context=context, threads=threads, isa=isa, kv=kv)
-    return SourceModel(path, engine=engine, threads=threads)
+    return SourceModel(path, context=context, engine=engine, threads=threads)
 
 
 def starts_with(path: Path, magic: bytes) -> bool:

@@ -34,7 +34,7 @@ class EvalOptions:
         context: Tokens of a window; None: 512, or as in the reference file.
         score: "all" or "half" of each window, see `edgellm.eval.windows`; None: "all", or as in
             the reference file.
-        reference_engine: What runs a reference that is no `.edge` file.
+        reference_engine: What runs models that are no `.edge` files.
         save_reference: Keep the reference's distributions in this file.
         reference_top: Of each distribution in it, the most probable tokens that are kept.
         threads: None: one per CPU this process may use.
@@ -93,7 +93,8 @@ class Divergence:
         reference: Name of the reference.
         engine: What ran it.
         is_sampled: It came from a file that holds a sample of each distribution: the figures are
-            estimates without bias, whose noise is within the intervals of the means.
+            estimates. Means are without bias, and their intervals hold the sampling's noise too;
+            the noise of single tokens widens their spread, so quantiles lean outwards.
         kl: Mean of KL(reference || model) over the tokens.
         kl_median: Median.
         kl_p99: 99th percentile.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_perplexity_is_that_of_brute_force(edge: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_does_not_diverge_from_itself(edge: Path) -> None:
-    divergence = evaluate(edge, edge, NUMPY).divergence
+    divergence = evaluate(edge, edge, replace(NUMPY, reference_engine="auto")).divergence
     assert divergence is not None
     assert divergence.kl.value == pytest.approx(0, abs=1e-12)
     assert divergence.top1.value == 1
@@ -118,7 +119,7 @@ def test_an_onnx_model_is_a_reference_too(edge: Path, tmp_path: Path) -> None:
     assert found is not None
     assert found.engine == "numpy, float32"
     assert 0 < found.kl.value < 1e-3
-    assert SourceModel(folder).size_bytes > 1_000_000
+    assert SourceModel(folder, context=8).size_bytes > 1_000_000
 
 
 # ---- a reference in a file -----------------------------------------------------------------------
@@ -175,6 +176,21 @@ def test_another_vocabulary_is_refused(saved: Path, tmp_path: Path) -> None:
     (hf / "tokenizer.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="do not have the same vocabulary"):
         evaluate(hf, saved, EvalOptions(reference_engine="numpy"))
+
+
+def test_options_that_no_model_has_a_use_for_are_refused(hf: Path, edge: Path) -> None:
+    for option in (replace(NUMPY, kv="int8"), replace(NUMPY, isa="ref")):
+        with pytest.raises(ValueError, match=r"is for an \.edge file, and none is run here"):
+            evaluate(hf, options=option)
+    with pytest.raises(ValueError, match="--reference-engine is for a source model, and none"):
+        evaluate(edge, options=NUMPY)
+    assert evaluate(hf, edge, replace(NUMPY, kv="int8")).divergence is not None
+
+
+def test_no_window_is_longer_than_the_context(hf: Path, edge: Path) -> None:
+    for model in (hf, edge):
+        with pytest.raises(ValueError, match="context is 999999; this model takes 1 to"):
+            evaluate(model, options=EvalOptions(context=999_999))
 
 
 def test_a_damaged_file_is_refused_in_one_line(edge: Path, saved: Path, tmp_path: Path) -> None:
