@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgellm.errors import EdgeLLMError
+from edgellm.format.temporary import lock_folder
 
 __all__ = ["Workspace"]
 
@@ -36,7 +36,12 @@ class Workspace:
 
     def __init__(self, output: Path, fingerprint: dict[str, Any]) -> None:
         self.folder = output.with_name(f".{output.name}.partial")
-        self._lock: int | None = _lock(self.folder, output)
+        try:
+            self._lock: int | None = lock_folder(self.folder)
+        except BlockingIOError:
+            raise EdgeLLMError(
+                f"another export to {output} is at work: wait for it, or name another output"
+            ) from None
         stamp, stamp_file = json.dumps(fingerprint, sort_keys=True), self.folder / _STAMP
         if not stamp_file.is_file() or stamp_file.read_text() != stamp:
             for path in self.folder.iterdir():
@@ -83,25 +88,3 @@ class Workspace:
             os.close(self._lock)
             self._lock = None
         self.remove()
-
-
-def _lock(folder: Path, output: Path) -> int:
-    """Makes the folder if need be and locks it, where the file system has locks."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        try:
-            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:  # its last user has just removed it
-            continue
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            raise EdgeLLMError(
-                f"another export to {output} is at work: wait for it, or name another output"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        if os.fstat(file).st_nlink:
-            return file
-        os.close(file)

@@ -47,21 +47,29 @@ def command(name: str, keep_source: bool) -> None:
         click.echo(f"{target} is broken or of another version; it is made again", err=True)
 
     from edgellm.exporters.export import ExportOptions, export_model
+    from edgellm.format.temporary import lock_folder
 
     folder = _store.store_folder() / ".pull" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    click.echo(f"{source.title}, {format_bytes(source.size)}", err=True)
-    gguf = folder / source.file_name
-    if not gguf.exists():
-        _join(source, folder, gguf)
-    with Bar("exporting") as bar:
-        report = export_model(gguf, target, ExportOptions(), bar.update)
-    for note in report.notes:
-        click.echo(f"note: {note}", err=True)
-    if keep_source:
-        gguf = gguf.rename(target.with_suffix(".gguf"))
-        click.echo(f"kept {gguf}", err=True)
-    shutil.rmtree(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = lock_folder(folder)
+    except BlockingIOError:
+        raise EdgeLLMError(f"another pull of {name} is at work: wait for it") from None
+    try:
+        click.echo(f"{source.title}, {format_bytes(source.size)}", err=True)
+        gguf = folder / source.file_name
+        if not gguf.exists():
+            _join(source, folder, gguf)
+        with Bar("exporting") as bar:
+            report = export_model(gguf, target, ExportOptions(), bar.update)
+        for note in report.notes:
+            click.echo(f"note: {note}", err=True)
+        if keep_source:
+            gguf = gguf.rename(target.with_suffix(".gguf"))
+            click.echo(f"kept {gguf}", err=True)
+        shutil.rmtree(folder)
+    finally:
+        os.close(lock)
     click.echo(f"{name} is ready, {format_bytes(report.file_bytes)}: edgellm run {name}")
 
 

@@ -1,4 +1,4 @@
-"""The temporary that a file is until it is complete, and what it must not replace."""
+"""The temporary that a file is until it is complete, what it must not replace, and locks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 __all__ = [
     "create_temporary",
+    "lock_folder",
     "refuse_inputs",
     "remove_stale",
     "reserve",
@@ -45,6 +46,34 @@ def remove_stale(path: Path) -> None:
                 os.unlink(entry.path)
             finally:
                 os.close(file)
+
+
+def lock_folder(folder: Path) -> int:
+    """Makes a folder if need be and locks it, where the file system has locks.
+
+    Returns:
+        A descriptor; closing it, or the end of the process, lets go of the lock.
+
+    Raises:
+        BlockingIOError: Someone has it.
+        OSError: The folder cannot be made.
+    """
+    while True:
+        folder.mkdir(exist_ok=True)
+        try:
+            file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:  # its last user has just removed it
+            continue
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            raise
+        except OSError:  # no locks here
+            pass
+        if os.fstat(file).st_nlink:
+            return file
+        os.close(file)
 
 
 def create_temporary(path: Path) -> tuple[int, Path]:

