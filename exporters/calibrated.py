@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +52,6 @@ from edgellm.types import Float32Array, TensorFormat
 
 __all__ = ["Calibrator"]
 
-_SENSITIVITY_TOKENS: Final = 128
-
 _U8Array = npt.NDArray[np.uint8]
 _Layer = dict[str, Float32Array]
 _Windows = list[Float32Array]
@@ -71,6 +69,7 @@ class Calibrator:
         workspace: Where finished work lies.
         alphas: How far inputs are equalised.
         feedback: Steps beside the weighted fit.
+        sensitivity_tokens: Of the first window, to measure on what each matrix costs in 4 bits.
         pool: Threads to use; the results do not depend on their number.
         advance: Called after every layer of every pass.
 
@@ -87,6 +86,7 @@ class Calibrator:
         *,
         alphas: Alphas,
         feedback: Feedback,
+        sensitivity_tokens: int = 128,
         pool: Executor,
         advance: Advance,
     ) -> None:
@@ -100,6 +100,7 @@ class Calibrator:
         self._workspace = workspace
         self._alphas = alphas
         self._feedback = feedback
+        self._sensitivity_tokens = sensitivity_tokens
         self._pool = pool
         self._advance = advance
         wanted = source.spec.sources(source.kind, source.description)
@@ -325,7 +326,7 @@ class Calibrator:
     def _ends(self, ratios: dict[str, Mapping[TensorFormat, float]], is_head_free: bool) -> Ends:
         """What lies outside the layers for the first window; notes each format's error."""
         head = self._whole(self._head)
-        ids = self._calibration.windows[0, :_SENSITIVITY_TOKENS]
+        ids = self._calibration.windows[0, : self._sensitivity_tokens]
         known, at = np.unique(ids, return_inverse=True)
         rows = (head if self._head == "embed" else self._whole("embed"))[known]
         factors = {self._head: self._head_factor()}

@@ -62,19 +62,21 @@ class Quality:
     """What a quality costs.
 
     Attributes:
-        windows: Calibration windows of 512 tokens.
+        windows: Most calibration windows, of 512 tokens.
         feedback: Steps beside the weighted fit.
         alphas: How far inputs are equalised.
+        sensitivity_tokens: To measure on what each matrix costs in 4 bits, at most a window.
     """
 
     windows: int
     feedback: Feedback
     alphas: Alphas = ALPHAS
+    sensitivity_tokens: int = 128
 
 
 QUALITIES: Final = {
     "balanced": Quality(windows=24, feedback=Feedback()),
-    "best": Quality(windows=96, feedback=Feedback(sweeps=4)),
+    "best": Quality(windows=96, feedback=Feedback(sweeps=4), sensitivity_tokens=512),
 }
 
 
@@ -155,6 +157,7 @@ def calibrate(
                 workspace,
                 alphas=steps.alphas,
                 feedback=steps.feedback,
+                sensitivity_tokens=steps.sensitivity_tokens,
                 pool=pool,
                 advance=advance,
             )
@@ -282,7 +285,7 @@ def _gather(
     threads: int,
     export_fast: Callable[[Path], object],
 ) -> Calibration:
-    """Calibration windows; half are written by the model where the user gave no text."""
+    """Calibration windows; where the user gave no text, the model writes as many as ours has."""
     known = workspace.load("windows")
     length = min(_WINDOW, source.description.max_context)
     bos = source.tokenizer.bos_id if source.tokenizer.add_bos else None
@@ -300,7 +303,7 @@ def _gather(
         if text is None:
             path = workspace.path("fast.edge")
             export_fast(path)
-            own = write_own_text(path, windows, count - len(chosen), length, bos, threads)
+            own = write_own_text(path, windows, len(chosen), length, bos, threads)
             path.unlink()
             chosen = np.concatenate([chosen, own])
         known = {"windows": chosen, "held_out": held_out}
