@@ -308,6 +308,26 @@ def test_no_other_formats_within_the_budget_lose_less() -> None:
         assert loss == min(other for fitting, other in choices if fitting <= budget)
 
 
+def test_the_model_writes_no_more_than_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, openings: Any, count: int, length: int, *_: object) -> Any:
+        return np.full((count, length), 7, np.int32)
+
+    monkeypatch.setattr(quality, "write_own_text", write)
+    plan = plan_export(write_tiny_model(tmp_path / "model", "llama", **SMALL), ExportOptions())
+    length = min(512, plan.source.description.max_context)
+    for most, ours in ((6, 3), (100_000, None)):
+        with Workspace(tmp_path / f"{most}.edge", {}) as workspace:
+            windows = quality._gather(
+                plan.source, plan.tokenizer, TEXT * 9, None, most, workspace, 1, Path.touch
+            ).windows
+        own = (windows == 7).all(axis=1)
+        assert windows.shape[1] == length
+        assert own.sum() == len(windows) / 2 == (ours or len(windows) / 2)
+        assert not own[: len(own) // 2].any()
+
+
 @pytest.mark.usefixtures("is_quick")
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
 def test_a_calibrated_export(architecture: str, tmp_path: Path, text: Path) -> None:
