@@ -42,11 +42,18 @@ class Workspace:
             raise EdgeLLMError(
                 f"another export to {output} is at work: wait for it, or name another output"
             ) from None
-        stamp, stamp_file = json.dumps(fingerprint, sort_keys=True), self.folder / _STAMP
-        if not stamp_file.is_file() or stamp_file.read_text() != stamp:
+        try:
+            self._stamp(json.dumps(fingerprint, sort_keys=True))
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _stamp(self, stamp: str) -> None:
+        file = self.folder / _STAMP
+        if not file.is_file() or file.read_text() != stamp:
             for path in self.folder.iterdir():
                 path.unlink()
-            stamp_file.write_text(stamp)
+            file.write_text(stamp)
 
     def __enter__(self) -> Self:
         return self

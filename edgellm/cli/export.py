@@ -162,11 +162,15 @@ def _tensor_table(plan: ExportPlan, free: frozenset[str]) -> str:
         becomes, size = tensor.format.name, tensor.size
         if tensor.name in free:
             becomes, size = choice, tensor_bytes(FORMATS[0], tensor.rows, tensor.cols)
-        groups.setdefault((name, origin, becomes, shape), []).append(size)
+        groups.setdefault((name, shape, origin, becomes), []).append(size)
     rows = [
-        (*row, f"{format_bytes(sum(sizes))}{' or more' if row[-1] == choice else ''}")
-        for (name, origin, becomes, shape), sizes in groups.items()
-        for row in [(name, str(len(sizes)), shape, origin, becomes)]
+        (
+            *group[:1],
+            str(len(sizes)),
+            *group[1:],
+            f"{format_bytes(sum(sizes))}{' or more' * (group[3] == choice)}",
+        )
+        for group, sizes in groups.items()
     ]
     return table(("tensor", "count", "shape", "from", "to", "size"), rows, right=(1, 2, 5))
 

@@ -42,3 +42,13 @@ def test_two_exports_to_one_output_do_not_mix_their_work(tmp_path: Path) -> None
         assert first.load("layer") is not None
     with Workspace(output, {"bits": 5.0}) as again:
         assert again.load("layer") is not None
+
+
+def test_a_workspace_that_cannot_be_begun_is_not_kept_locked(tmp_path: Path) -> None:
+    output = tmp_path / "model.edge"
+    with Workspace(output, {"bits": 5.0}) as first:
+        first.save("layer", data=np.arange(5))
+        (first.folder / "foreign").mkdir()
+    for _ in range(2):
+        with pytest.raises(OSError, match="foreign"):
+            Workspace(output, {"bits": 6.0})
