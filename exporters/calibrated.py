@@ -45,8 +45,9 @@ from edgellm.exporters.sensitivity import (
 from edgellm.exporters.source import ModelSource
 from edgellm.exporters.workspace import Workspace
 from edgellm.format.layout import dequantize
-from edgellm.format.spec import tensor_bytes
-from edgellm.models import fuse, fused_parts, unfuse
+from edgellm.format.spec import GROUP_COLS, tensor_bytes
+from edgellm.models import ModelDescription, fuse, fused_parts, unfuse
+from edgellm.models._hadamard import mean_squares, transform, transform_weights
 from edgellm.models._reference import ReferenceCache, ReferenceModel, round_q8
 from edgellm.types import Float32Array, TensorFormat
 
@@ -68,13 +69,15 @@ class Calibrator:
         calibration: Token ids.
         workspace: Where finished work lies.
         alphas: How far inputs are equalised.
+        has_hadamard: Whether inputs go through Hadamard transforms.
         feedback: Steps beside the weighted fit.
         sensitivity_tokens: Of the first window, to measure on what each matrix costs in 4 bits.
         pool: Threads to use; the results do not depend on their number.
         advance: Called after every layer of every pass.
 
     Attributes:
-        description: The model of the file: its embedding has a scale if it is equalised as a head.
+        description: The model of the file: its embedding has a scale if it is equalised as a head,
+            and inputs are transformed where their widths allow it.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class Calibrator:
         workspace: Workspace,
         *,
         alphas: Alphas,
+        has_hadamard: bool = True,
         feedback: Feedback,
         sensitivity_tokens: int = 128,
         pool: Executor,
@@ -93,7 +97,11 @@ class Calibrator:
         self._source = source
         self._plain = source.description
         is_scaled = self._plain.is_tied and alphas.head > 0
-        self.description = replace(self._plain, has_embed_scale=is_scaled)
+        self.description = replace(
+            self._plain,
+            has_embed_scale=is_scaled,
+            has_hadamard=has_hadamard and _has_whole_groups(self._plain),
+        )
         self._head = "embed" if self._plain.is_tied else "head"
         self._tensors = {tensor.name: tensor for tensor in tensors}
         self._calibration = calibration
@@ -181,7 +189,7 @@ class Calibrator:
         del embedding, model, get, kept
         for number in range(self.description.num_layers):
             section = f"layers.{number}"
-            layer = self._equalised(section)
+            layer = self._transformed(self._equalised(section))
             kept = self._workspace.load(section) or {}
             streams, made = self._pass_layer(number, layer, formats, streams, kept)
             if not kept:
@@ -285,6 +293,9 @@ class Calibrator:
         """Embedding and head, the final norm and what undoes the embedding's factors."""
         weights, norm, factor = self._equalised_head()
         moments = self._float["moments"] / np.outer(factor, factor)
+        if self.description.has_hadamard:
+            transform_weights(weights, weights)
+            moments = transform(transform(moments).T)
         made: dict[str, npt.NDArray[Any]] = {"final_norm": norm[None]}
         made[self._head] = self._matrix(self._head, formats[self._head], weights, moments)
         del weights
@@ -318,10 +329,19 @@ class Calibrator:
         ratios: dict[str, Mapping[TensorFormat, float]],
     ) -> _Layer:
         """Canonical tensors of a matrix in the smallest format; notes each format's error."""
-        weights = self._fused(name, tensors)
-        found, ratios[name] = try_formats(weights, self._importance(name), self._pool)
+        found, ratios[name] = self._try(name, self._fused(name, tensors))
         get = unfuse(self.description, {name: found}.__getitem__)
         return {part: get(part) for part in self._parts[name]}
+
+    def _try(
+        self, name: str, weights: Float32Array
+    ) -> tuple[Float32Array, Mapping[TensorFormat, float]]:
+        """Rows of a matrix that is not transformed, as `try_formats`."""
+        importance = self._importance(name)
+        if not self._is_transformed(name):
+            return try_formats(weights, importance, self._pool)
+        found, ratios = try_formats(transform_weights(weights), importance, self._pool)
+        return transform(found, found), ratios
 
     def _ends(self, ratios: dict[str, Mapping[TensorFormat, float]], is_head_free: bool) -> Ends:
         """What lies outside the layers for the first window; notes each format's error."""
@@ -333,7 +353,7 @@ class Calibrator:
 
         def quantised(name: str, values: Float32Array) -> Float32Array:
             factor = factors.get(name, np.float32(1))
-            found, ratios[name] = try_formats(values * factor, self._importance(name), self._pool)
+            found, ratios[name] = self._try(name, values * factor)
             return found / factor
 
         def embedded(values: Float32Array) -> Float32Array:
@@ -359,6 +379,18 @@ class Calibrator:
         layer |= equalize_ffn(layer, squares, self._alphas, self._plain)
         return {prefix + role: value for role, value in layer.items()}
 
+    def _is_transformed(self, name: str) -> bool:
+        """Whether a matrix's inputs are."""
+        return self.description.has_hadamard and (name != "embed" or self._head == "embed")
+
+    def _transformed(self, layer: _Layer) -> _Layer:
+        """A layer whose matrices suit transformed inputs, if they are."""
+        is_matrix = self.description.has_hadamard
+        return {
+            name: transform_weights(value) if is_matrix and value.ndim == 2 else value
+            for name, value in layer.items()
+        }
+
     def _equalised_head(self) -> tuple[Float32Array, Float32Array, Float32Array]:
         """Head, final norm, and what the head's columns were multiplied by."""
         factor = self._head_factor()
@@ -369,7 +401,7 @@ class Calibrator:
         return equalizing_factors("head", squares, self._alphas, self._plain)
 
     def _importance(self, name: str) -> Float32Array:
-        """Mean squares of a matrix's input after equalisation."""
+        """Mean squares of a matrix's input, as the file has it."""
         kind = name.rpartition(".")[2]
         if name == self._head:
             kind, squares = "head", self._float["moments"].diagonal()
@@ -377,7 +409,8 @@ class Calibrator:
             return np.ones(self._plain.hidden_size, np.float32)
         else:
             squares = self._float[name]
-        return squares / equalizing_factors(kind, squares, self._alphas, self._plain) ** 2
+        equal = squares / equalizing_factors(kind, squares, self._alphas, self._plain) ** 2
+        return mean_squares(equal) if self._is_transformed(name) else equal
 
     def _fused(self, name: str, tensors: Mapping[str, Float32Array]) -> Float32Array:
         parts = [tensors[part] for part in self._parts[name]]
@@ -397,3 +430,9 @@ class Calibrator:
 
     def _whole(self, name: str) -> Float32Array:
         return read_whole(self._source, self._sources[name])
+
+
+def _has_whole_groups(this: ModelDescription) -> bool:
+    """Whether all matrices have columns that can be transformed."""
+    widths = (this.hidden_size, this.ffn_size, this.num_heads * this.head_dim)
+    return all(width % GROUP_COLS == 0 for width in widths)

@@ -65,12 +65,14 @@ class Quality:
         windows: Most calibration windows, of 512 tokens.
         feedback: Steps beside the weighted fit.
         alphas: How far inputs are equalised.
+        has_hadamard: Whether inputs go through Hadamard transforms.
         sensitivity_tokens: To measure on what each matrix costs in 4 bits, at most a window.
     """
 
     windows: int
     feedback: Feedback
     alphas: Alphas = ALPHAS
+    has_hadamard: bool = True
     sensitivity_tokens: int = 128
 
 
@@ -156,6 +158,7 @@ def calibrate(
                 calibration,
                 workspace,
                 alphas=steps.alphas,
+                has_hadamard=steps.has_hadamard,
                 feedback=steps.feedback,
                 sensitivity_tokens=steps.sensitivity_tokens,
                 pool=pool,

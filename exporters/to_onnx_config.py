@@ -63,6 +63,7 @@ def hf_config(
         rope=this.rope,
         is_tied=this.is_tied,
         has_embed_scale=this.has_embed_scale,
+        has_hadamard=this.has_hadamard,
     )
     tables = zip(again.inv_freqs, this.inv_freqs, strict=True)
     if same != this or not all(np.allclose(a, b, rtol=1e-6, atol=0) for a, b in tables):

@@ -14,6 +14,7 @@ import numpy as np
 
 from edgellm.exporters.to_onnx_weights import Matrix, OnnxWeights
 from edgellm.models import Layer, ModelDescription
+from edgellm.models._hadamard import blocks, matrix_of
 
 __all__ = ["build_model"]
 
@@ -155,6 +156,7 @@ class _Forward:
             x = node(at, "Add", x, self._attention(x, number, layer))
             x = node(at, "Add", x, self._ffn(x, number))
         x = self._norm(x, "final_norm", "/model/norm")
+        x = self._transformed(x, this.hidden_size, "/model/norm")
         logits = self._linear(x, "embed" if this.is_tied else "head", "/lm_head")
         node("/lm_head", "Reshape", logits, self._shapes["logits"])
         self._graph.rename("logits")
@@ -208,6 +210,8 @@ class _Forward:
         x = node(at, "Gather", table.codes, ids)
         if table.block:
             x = self._dequantize(x, ids, table, at)
+        if self._this.is_tied:  # transformed as a head: this undoes it
+            x = self._transformed(x, self._this.hidden_size, at)
         if self._this.embedding_scale != 1:
             x = node(at, "Mul", x, graph.number(self._this.embedding_scale))
         if self._this.has_embed_scale:
@@ -245,6 +249,7 @@ class _Forward:
         this, graph, node = self._this, self._graph, self._graph.node
         name, at = f"layers.{number}.", f"/model/layers.{number}/self_attn"
         x = self._norm(x, name + "attn_norm", f"/model/layers.{number}/input_layernorm")
+        x = self._transformed(x, this.hidden_size, f"/model/layers.{number}/input_layernorm")
         query, key, value = (self._heads(x, number, role, layer.rope) for role in ("q", "k", "v"))
         query = node(at, "Mul", query, graph.number(this.attention_scale))
         shared = []
@@ -261,6 +266,7 @@ class _Forward:
         mixed = node(at, "MatMul", node(at, "Softmax", scores, axis=-1), shared[1])
         mixed = node(at, "Transpose", mixed, perm=[0, 3, 1, 2, 4])
         mixed = node(at, "Reshape", mixed, graph.ints(-1, this.num_heads * this.head_dim))
+        mixed = self._transformed(mixed, this.num_heads * this.head_dim, at)
         out = self._linear(mixed, name + "o", f"{at}/o_proj")
         if this.has_post_norms:
             at = f"/model/layers.{number}/post_attention_layernorm"
@@ -295,9 +301,11 @@ class _Forward:
             norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
         at = f"{layer}/mlp"
         x = self._norm(x, name + "ffn_norm", f"{layer}/{norms[0]}")
+        x = self._transformed(x, this.hidden_size, f"{layer}/{norms[0]}")
         gate = self._linear(x, name + "gate", f"{at}/gate_proj")
         gate = self._silu(gate, at) if this.activation == "silu" else self._gelu_tanh(gate, at)
         both = node(at, "Mul", gate, self._linear(x, name + "up", f"{at}/up_proj"))
+        both = self._transformed(both, this.ffn_size, at)
         out = self._linear(both, name + "down", f"{at}/down_proj")
         if this.has_post_norms:
             out = self._norm(out, name + "post_ffn_norm", f"{layer}/{norms[1]}")
@@ -313,6 +321,24 @@ class _Forward:
         inner = node(at, "Mul", node(at, "Add", x, cube), number(math.sqrt(2 / math.pi)))
         outer = node(at, "Add", node(at, "Tanh", inner), number(1))
         return node(at, "Mul", node(at, "Mul", x, number(0.5)), outer)
+
+    def _transformed(self, x: str, cols: int, at: str) -> str:
+        """Hidden values (n, cols) as a matrix of the file expects them."""
+        graph, node = self._graph, self._graph.node
+        if not self._this.has_hadamard:
+            return x
+        done = []
+        for first, width, block in _alike(cols):
+            part = x
+            if width < cols:
+                ends = graph.ints(first), graph.ints(first + width), graph.ints(1)
+                part = node(at, "Slice", x, *ends)
+            name = f"/constants/float32/hadamard_{block}"
+            matrix = graph.weights.constant(name, matrix_of(block))
+            part = node(at, "Reshape", part, graph.ints(-1, width // block, block))
+            part = node(at, "MatMul", part, matrix)
+            done.append(node(at, "Reshape", part, graph.ints(-1, width)))
+        return node(at, "Concat", *done, axis=1) if len(done) > 1 else done[0]
 
     def _norm(self, x: str, canonical: str, at: str) -> str:
         """RMSNorm over the last axis."""
@@ -344,3 +370,15 @@ class _Forward:
             accuracy_level=1,  # float32; higher ones round the activations
         )
         return node(at, "Add", y, *offset) if offset else y
+
+
+def _alike(cols: int) -> list[tuple[int, int, int]]:
+    """Superblocks of the same blocks taken together: first column, width and a block's width."""
+    found: list[tuple[int, int, int]] = []
+    for first, width, block in blocks(cols):
+        if found and found[-1][2] == block:
+            start, before, _ = found[-1]
+            found[-1] = (start, before + width, block)
+        else:
+            found.append((first, width, block))
+    return found

@@ -40,7 +40,7 @@ _MODEL_NUMBERS = {
     "embedding_scale": (1e-6, 1e6),
 }
 _MODEL_FLAGS = ("is_tied", "has_qkv_bias", "has_qk_norm", "has_post_norms")
-_OPTIONAL_FLAGS = ("has_embed_scale",)  # absent is false
+_OPTIONAL_FLAGS = ("has_embed_scale", "has_hadamard")  # absent is false
 _ACTIVATIONS = ("silu", "gelu_tanh")
 _KV_FORMATS = ("f16", "int8")
 
@@ -231,6 +231,9 @@ def _check_model(check: _Checker, model: dict[str, Any]) -> None:
         check.fail(f"model.head_dim {model['head_dim']} is not a multiple of 16")
     if model["num_heads"] % model["num_kv_heads"]:
         check.fail("model.num_heads is not a multiple of model.num_kv_heads")
+    widths = (model["hidden_size"], model["ffn_size"], model["num_heads"] * model["head_dim"])
+    if model.get("has_hadamard", False) and any(width % spec.GROUP_COLS for width in widths):
+        check.fail("model.has_hadamard is set, and a matrix has columns that 32 does not divide")
     if model["num_tokens"] > model["vocab_size"]:
         check.fail("model.num_tokens is larger than model.vocab_size")
     layers = check.objects(model, "layers", path)

@@ -17,6 +17,7 @@ from edgellm.errors import FormatError
 from edgellm.format import EdgeFile
 from edgellm.format.layout import dequantize
 from edgellm.format.spec import SUPERBLOCK_COLS
+from edgellm.models._hadamard import transform
 from edgellm.models._spec import ModelDescription, canonical_shapes
 from edgellm.models._tensors import file_shapes, unfuse
 from edgellm.types import Float32Array
@@ -164,7 +165,10 @@ class ReferenceModel:
         ids = np.asarray(ids)
         if not ids.size or ids.min() < 0 or ids.max() >= self.description.vocab_size:
             raise ValueError(f"ids must be 0 to {self.description.vocab_size - 1}, one or more")
-        scaled = self._get("embed")[ids] * np.float32(self.description.embedding_scale)
+        rows = self._get("embed")[ids]
+        if self.description.is_tied:  # transformed as a head: this undoes it
+            rows = self._transformed(rows)
+        scaled = rows * np.float32(self.description.embedding_scale)
         if self.description.has_embed_scale:
             scaled = scaled * self._get("embed_scale")
         return np.asarray(scaled, np.float32)
@@ -189,7 +193,7 @@ class ReferenceModel:
 
     def attention_input(self, x: Float32Array, number: int) -> Float32Array:
         """What layer `number`'s q, k and v multiply: the residual stream (n, hidden), normed."""
-        return self._norm(x, f"layers.{number}.attn_norm")
+        return self._transformed(self._norm(x, f"layers.{number}.attn_norm"))
 
     def attend(
         self, normed: Float32Array, number: int, positions: Positions, cache: ReferenceCache
@@ -236,7 +240,7 @@ class ReferenceModel:
                 )
             ]
         )
-        return mixed.reshape(len(normed), -1)
+        return self._transformed(mixed.reshape(len(normed), -1))
 
     def attention_output(self, mixed: Float32Array, number: int) -> Float32Array:
         """What attention adds to the residual stream, (n, hidden), of `attend`'s result."""
@@ -246,14 +250,14 @@ class ReferenceModel:
 
     def ffn_input(self, x: Float32Array, number: int) -> Float32Array:
         """What layer `number`'s gate and up multiply: the residual stream (n, hidden), normed."""
-        return self._norm(x, f"layers.{number}.ffn_norm")
+        return self._transformed(self._norm(x, f"layers.{number}.ffn_norm"))
 
     def ffn_hidden(self, normed: Float32Array, number: int) -> Float32Array:
         """What layer `number`'s down multiplies, (n, ffn): activation(gate) x up."""
         name = f"layers.{number}."
         gate = self._linear(normed, name + "gate")
         activated = _silu(gate) if self.description.activation == "silu" else _gelu_tanh(gate)
-        return activated * self._linear(normed, name + "up")
+        return self._transformed(activated * self._linear(normed, name + "up"))
 
     def ffn_output(self, hidden: Float32Array, number: int) -> Float32Array:
         """What the feed-forward part adds to the residual stream, (n, hidden)."""
@@ -263,7 +267,11 @@ class ReferenceModel:
 
     def final(self, x: Float32Array) -> Float32Array:
         """What the head multiplies: the residual stream (n, hidden), normed."""
-        return self._norm(x, "final_norm")
+        return self._transformed(self._norm(x, "final_norm"))
+
+    def _transformed(self, x: Float32Array) -> Float32Array:
+        """(n, cols) as a matrix of the file expects it."""
+        return transform(x) if self.description.has_hadamard else x
 
     def _norm(self, x: Float32Array, name: str) -> Float32Array:
         mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)

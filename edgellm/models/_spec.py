@@ -71,7 +71,9 @@ class ModelDescription:
 
     `inv_freqs` has `num_ropes` float32 arrays of (head_dim / 2,). `num_tokens` equals `vocab_size`
     until the exporter has counted the tokenizer's ids and replaced it. With `has_embed_scale` the
-    exporter has multiplied the embedding's columns, and the tensor "embed_scale" undoes it.
+    exporter has multiplied the embedding's columns, and the tensor "embed_scale" undoes it. With
+    `has_hadamard` it has transformed the columns of all matrices but an embedding that is no head
+    (`_hadamard.transform_weights`), so that their inputs are transformed before they are rounded.
     """
 
     architecture: str
@@ -98,6 +100,7 @@ class ModelDescription:
     rope: tuple[dict[str, Any], ...] = ()
     kv_format: str = "f16"
     has_embed_scale: bool = False
+    has_hadamard: bool = False
 
     def to_meta(self) -> dict[str, Any]:
         """The "model" object of META."""
@@ -106,8 +109,9 @@ class ModelDescription:
             for item in dataclasses.fields(self)
             if item.name not in ("inv_freqs", "rope", "layers")
         }
-        if not self.has_embed_scale:
-            del meta["has_embed_scale"]
+        for flag in ("has_embed_scale", "has_hadamard"):  # absent is false
+            if not meta[flag]:
+                del meta[flag]
         meta["layers"] = [{"rope": layer.rope, "window": layer.window} for layer in self.layers]
         return meta
 

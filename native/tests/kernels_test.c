@@ -515,7 +515,7 @@ static void check_quantized_meaning(const float* x, size_t n, const elm_q8* out)
   }
 }
 
-static void check_quant(elm_quant_q8_fn function, size_t n, size_t kind) {
+static void check_quant(elm_quant_q8_fn function, size_t n, size_t kind, bool has_hadamard) {
   const guarded x = random_floats(n, kind);
   if (kind == 0) { /* halves, which round to even */
     float* halves = guarded_data(x);
@@ -525,7 +525,7 @@ static void check_quant(elm_quant_q8_fn function, size_t n, size_t kind) {
     halves[0] = -127.0f;
   }
   const quantized got = quantized_new(n), expected = quantized_new(n);
-  elm_quant_args args = {guarded_data(x), n, &expected.out, 1};
+  elm_quant_args args = {guarded_data(x), n, &expected.out, 1, has_hadamard};
   elm_quant_q8__ref(&args);
   args.out = &got.out;
   function(&args);
@@ -543,10 +543,48 @@ static void check_quant(elm_quant_q8_fn function, size_t n, size_t kind) {
       fail("n = %zu, superblock %zu: other integers than ref", n, s);
     }
   }
+  if (has_hadamard) { /* what is quantised is what the transform alone gives */
+    const elm_hadamard_args transform = {guarded_data(x), n};
+    elm_hadamard_f32__ref(&transform);
+  }
   check_quantized_meaning(guarded_data(x), n, &got.out);
   guarded_free(x, "x");
   quantized_free(got);
   quantized_free(expected);
+}
+
+/* Equal to ref; and ref is the sum that defines it, element by element. */
+static void check_hadamard(elm_hadamard_f32_fn function, size_t n, size_t kind) {
+  const guarded x = random_floats(n, kind), expected = guarded_new(n * sizeof(float));
+  float *out = guarded_data(x), *right = guarded_data(expected);
+  double* plain = malloc(n * sizeof *plain);
+  for (size_t i = 0; i < n; ++i) {
+    right[i] = out[i];
+    plain[i] = (double)out[i];
+  }
+  elm_hadamard_f32__ref(&(elm_hadamard_args){right, n});
+  function(&(elm_hadamard_args){out, n});
+  check_floats(out, right, n, "hadamard", n);
+  for (size_t i = 0; kind == 0 && i < n; ++i) {
+    const size_t superblock = i / ELM_SUPERBLOCK * ELM_SUPERBLOCK;
+    const size_t width = n - superblock < ELM_SUPERBLOCK ? n - superblock : ELM_SUPERBLOCK;
+    const size_t block = width & (~width + 1);
+    const size_t first = superblock + (i - superblock) / block * block;
+    const int halvings = __builtin_ctzll(block) / 2;
+    double sum = 0, size = 0;
+    for (size_t j = 0; j < block; ++j) {
+      const bool is_odd = __builtin_popcountll(j & (i - first)) % 2 != 0;
+      sum += is_odd ? -plain[first + j] : plain[first + j];
+      size += fabs(plain[first + j]);
+    }
+    if (fabs(sum / (1 << halvings) - (double)out[i]) > 1e-6 * size) {
+      fail("n = %zu: number %zu of the Hadamard transform is %g instead of %g", n, i,
+           (double)out[i], sum / (1 << halvings));
+    }
+  }
+  free(plain);
+  guarded_free(x, "x");
+  guarded_free(expected, "expected");
 }
 
 static void check_glu(elm_glu_f32_fn function, size_t num_pairs, size_t kind, bool is_gelu) {
@@ -1001,7 +1039,16 @@ static void check_vector_op(const elm_kernel_row* row, size_t n, size_t kind) {
       break;
     case ELM_OP_quant_q8:
       begin_row(row);
-      check_quant((elm_quant_q8_fn)row->function, n, kind);
+      check_quant((elm_quant_q8_fn)row->function, n, kind, false);
+      if (n % ELM_GROUP == 0) {
+        check_quant((elm_quant_q8_fn)row->function, n, kind, true);
+      }
+      break;
+    case ELM_OP_hadamard_f32:
+      begin_row(row);
+      if (n % ELM_GROUP == 0) {
+        check_hadamard((elm_hadamard_f32_fn)row->function, n, kind);
+      }
       break;
     case ELM_OP_glu_f32:
       begin_row(row);

@@ -37,6 +37,7 @@ from edgellm.exporters.workspace import Workspace
 from edgellm.format import EdgeFile
 from edgellm.format.layout import dequantize, integers, unpack_grouped
 from edgellm.models import canonical_shapes
+from edgellm.models._hadamard import transform_weights
 from edgellm.models._reference import ReferenceModel
 from edgellm.types import Float32Array, TensorFormat
 
@@ -209,7 +210,9 @@ def test_the_equalised_model_is_the_same_function(
     if calibrator.description.has_embed_scale:
         tensors["embed_scale"] = 1 / factor
     for number in range(plan.source.description.num_layers):
-        tensors |= calibrator._equalised(f"layers.{number}")
+        tensors |= calibrator._transformed(calibrator._equalised(f"layers.{number}"))
+    if calibrator.description.has_hadamard:
+        tensors[calibrator._head] = transform_weights(tensors[calibrator._head])
     assert set(tensors) == set(canonical_shapes(calibrator.description))
     plain = ReferenceModel(plan.source.description, calibrator._whole)
     found = ReferenceModel(calibrator.description, tensors.__getitem__).forward(ids[0])

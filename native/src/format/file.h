@@ -49,6 +49,7 @@ typedef struct elm_arch {
   bool has_qk_norm;
   bool has_post_norms;
   bool has_embed_scale;   /* the embedding's columns have a factor each */
+  bool has_hadamard;      /* inputs of matrices are transformed before they are rounded */
   bool is_kv_int8;        /* the cache a session has if nothing else is asked for; else float16 */
   elm_layer_arch* layers; /* (num_layers) */
 } elm_arch;

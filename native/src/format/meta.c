@@ -132,7 +132,8 @@ static bool read_model(const report* out, elm_json model, elm_arch* arch) {
       !read_flag(out, model, "has_qkv_bias", &arch->has_qkv_bias) ||
       !read_flag(out, model, "has_qk_norm", &arch->has_qk_norm) ||
       !read_flag(out, model, "has_post_norms", &arch->has_post_norms) ||
-      !read_optional_flag(out, model, "has_embed_scale", &arch->has_embed_scale)) {
+      !read_optional_flag(out, model, "has_embed_scale", &arch->has_embed_scale) ||
+      !read_optional_flag(out, model, "has_hadamard", &arch->has_hadamard)) {
     return false;
   }
   if (arch->head_dim % ELM_HEAD_DIM_MULTIPLE != 0) {
@@ -140,6 +141,12 @@ static bool read_model(const report* out, elm_json model, elm_arch* arch) {
   }
   if (arch->num_heads % arch->num_kv_heads != 0) {
     return fail(out, "model.", "num_heads", "is not a multiple of num_kv_heads");
+  }
+  if (arch->has_hadamard &&
+      (arch->hidden_size % ELM_GROUP_COLS != 0 || arch->ffn_size % ELM_GROUP_COLS != 0 ||
+       arch->num_heads * arch->head_dim % ELM_GROUP_COLS != 0)) {
+    return fail(out, "model.", "has_hadamard",
+                "is set, and a matrix has columns that 32 does not divide");
   }
   if (arch->num_tokens > arch->vocab_size) {
     return fail(out, "model.", "num_tokens", "is larger than vocab_size");

@@ -1,6 +1,7 @@
 /* The Hadamard transform in place, unscaled, over blocks of the largest power of two that divides n
  * (n is a multiple of 16): it spreads a channel that towers over the others, so that one int8 scale
  * serves a whole key. Applied to query and key it multiplies their product by the block's size. */
+#include "kernels/kernels.h"
 #include "kernels/simd.h"
 
 static inline size_t hadamard_block(size_t n) { return n & (~n + 1); }
@@ -35,5 +36,17 @@ static inline void hadamard(float* x, size_t n) {
         v_store(x + i + half, v_add(a, v_mul(b, v_set(-1.0f))));
       }
     }
+  }
+}
+
+/* The same, halved once for every second doubling of the block: about as large as it was. */
+static inline void hadamard_halved(float* x, size_t n) {
+  float scale = 1.0f;
+  for (size_t block = hadamard_block(n); block >= 4; block /= 4) {
+    scale *= 0.5f;
+  }
+  hadamard(x, n);
+  for (size_t i = 0; i < n; i += 16) {
+    v_store(x + i, v_mul(v_load(x + i), v_set(scale)));
   }
 }

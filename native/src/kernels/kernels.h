@@ -62,13 +62,24 @@ typedef struct elm_rmsnorm_args {
   float eps;
 } elm_rmsnorm_args;
 
-/* Quantises one row of n floats into row `row` of `out`; columns n.. up to num_cols become zero. */
+/* Quantises one row of n floats into row `row` of `out`; columns n.. up to num_cols become zero.
+ * With `has_hadamard`, for which 32 divides n, what hadamard_f32 makes of them is quantised. */
 typedef struct elm_quant_args {
   const float* x;
   size_t n;
   const elm_q8* out;
   size_t row;
+  bool has_hadamard;
 } elm_quant_args;
+
+/* The Hadamard transform of n floats (32 divides n) in place, superblock by superblock, in blocks
+ * of the largest power of two that divides the superblock's width, halved once for every second
+ * doubling of the block: an orthonormal transform, but for a factor of sqrt(2) where the block is
+ * an odd power of two. What it is for: edgellm/models/_hadamard.py. */
+typedef struct elm_hadamard_args {
+  float* x;
+  size_t n;
+} elm_hadamard_args;
 
 /* out[16 p + i] = activation(x[32 p + i]) * x[32 p + 16 + i] for pairs p in [0, num_pairs). */
 typedef struct elm_glu_args {
@@ -144,6 +155,7 @@ typedef struct elm_attention_merge_args {
   OP(gemm_q8_e8, elm_matmul_args)       \
   OP(rmsnorm_f32, elm_rmsnorm_args)     \
   OP(quant_q8, elm_quant_args)          \
+  OP(hadamard_f32, elm_hadamard_args)   \
   OP(glu_f32, elm_glu_args)             \
   OP(rope_f32, elm_rope_args)           \
   OP(kv_store_f16, elm_kv_store_args)   \
@@ -200,6 +212,7 @@ size_t elm_kernel_rows(const elm_kernel_row** rows);
 #define ELM_ROW_gemm_q8_e8 elm_matmul_args
 #define ELM_ROW_rmsnorm_f32 elm_rmsnorm_args
 #define ELM_ROW_quant_q8 elm_quant_args
+#define ELM_ROW_hadamard_f32 elm_hadamard_args
 #define ELM_ROW_glu_f32 elm_glu_args
 #define ELM_ROW_rope_f32 elm_rope_args
 #define ELM_ROW_kv_store_f16 elm_kv_store_args

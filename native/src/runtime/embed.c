@@ -2,7 +2,7 @@
 
 #include "kernels/tile.h"
 
-void elm_embed_row(const elm_tensor* tensor, size_t row, float scale, float* x) {
+void elm_embed_row(const elm_tensor* tensor, size_t row, float* x) {
   const elm_format format = tensor->format;
   const size_t true_cols = (size_t)tensor->cols;
   const size_t num_cols = (true_cols + ELM_GROUP - 1) / ELM_GROUP * ELM_GROUP;
@@ -14,7 +14,7 @@ void elm_embed_row(const elm_tensor* tensor, size_t row, float scale, float* x) 
     const size_t used = true_cols - first < cols ? true_cols - first : cols;
     const float d = elm_d(format, tile, cols, r);
     for (size_t k = 0; k < used; ++k) {
-      x[first + k] = d * (float)elm_weight(format, tile, cols, r, k) * scale;
+      x[first + k] = d * (float)elm_weight(format, tile, cols, r, k);
     }
     tile += elm_tile_bytes(format, cols);
   }

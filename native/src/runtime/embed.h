@@ -4,7 +4,7 @@
 
 #include "format/file.h"
 
-/* x[0..cols) = row `row` of `tensor` (not F32) * scale, each number D * integer * scale. */
-void elm_embed_row(const elm_tensor* tensor, size_t row, float scale, float* x);
+/* x[0..cols) = row `row` of `tensor` (not F32), each number D * integer. */
+void elm_embed_row(const elm_tensor* tensor, size_t row, float* x);
 
 #endif

@@ -14,14 +14,21 @@
 
 static void embed(const forward* f, int32_t thread) {
   const elm_session* s = f->session;
+  const elm_arch* arch = f->model->arch;
   const float* scale = f->model->embed_scale;
   size_t first, last;
   rows_of(f, thread, &first, &last);
   for (size_t m = first; m < last; ++m) {
     float* x = residual(f, thread) + m * s->sizes.hidden;
-    elm_embed_row(f->model->embedding, (size_t)s->ids[f->position + m],
-                  f->model->arch->embedding_scale, x);
-    for (size_t i = 0; scale != NULL && i < (size_t)f->model->arch->hidden_size; ++i) {
+    elm_embed_row(f->model->embedding, (size_t)s->ids[f->position + m], x);
+    if (arch->has_hadamard && arch->is_tied) { /* transformed as a head: this undoes it */
+      const elm_hadamard_args args = {x, (size_t)arch->hidden_size};
+      f->model->kernels.hadamard_f32(&args);
+    }
+    for (size_t i = 0; i < (size_t)arch->hidden_size; ++i) {
+      x[i] *= arch->embedding_scale;
+    }
+    for (size_t i = 0; scale != NULL && i < (size_t)arch->hidden_size; ++i) {
       x[i] *= scale[i];
     }
   }
@@ -48,7 +55,7 @@ static void add_output(const forward* f, const elm_step* step, int32_t thread, s
 }
 
 static void quantise(const forward* f, const float* x, size_t n, const elm_q8* out, size_t row) {
-  const elm_quant_args args = {x, n, out, row};
+  const elm_quant_args args = {x, n, out, row, f->model->arch->has_hadamard};
   f->model->kernels.quant_q8(&args);
 }
 

@@ -183,6 +183,7 @@ static void print_matrix(printer* p, const elm_matrix* m) {
 
 static void print_step(printer* p, const elm_model* model, const elm_step* step) {
   const char* const* names = model->kernels.names;
+  const char* transformed = model->arch->has_hadamard ? ", input transformed" : "";
   if (step->layer >= 0) {
     print(p, "%3d ", step->layer);
   } else {
@@ -193,14 +194,17 @@ static void print_step(printer* p, const elm_model* model, const elm_step* step)
       print(p, "embed      ids -> x: %s %s (%llu, %llu)", model->embedding->name,
             format_name(model->embedding), (unsigned long long)model->embedding->rows,
             (unsigned long long)model->embedding->cols);
+      if (model->arch->has_hadamard && model->arch->is_tied) {
+        print(p, ", %s", names[ELM_OP_hadamard_f32]);
+      }
       print(p, "%s", model->embed_scale != NULL ? ", scaled" : "");
       break;
     case ELM_STEP_NORM:
-      print(p, "norm       x%s -> q8: %s, %s",
+      print(p, "norm       x%s -> q8: %s, %s%s",
             !step->has_residual ? ""
             : step->post_norm   ? " + norm(y)"
                                 : " + y",
-            names[ELM_OP_rmsnorm_f32], names[ELM_OP_quant_q8]);
+            names[ELM_OP_rmsnorm_f32], names[ELM_OP_quant_q8], transformed);
       break;
     case ELM_STEP_QKV:
       print(p, "qkv        q8 -> q, kv: ");
@@ -220,7 +224,7 @@ static void print_step(printer* p, const elm_model* model, const elm_step* step)
     case ELM_STEP_OUT:
       print(p, "out        quant(a) -> y: ");
       print_matrix(p, &step->matrix);
-      print(p, ", barrier");
+      print(p, "%s, barrier", transformed);
       break;
     case ELM_STEP_GATE_UP:
       print(p, "gate_up    q8 -> h: ");
@@ -232,7 +236,7 @@ static void print_step(printer* p, const elm_model* model, const elm_step* step)
     case ELM_STEP_DOWN:
       print(p, "down       quant(h) -> y: ");
       print_matrix(p, &step->matrix);
-      print(p, ", barrier");
+      print(p, "%s, barrier", transformed);
       break;
     case ELM_STEP_FINAL:
       print(p, "final      x + %s -> x, barrier", step->post_norm ? "norm(y)" : "y");
@@ -240,7 +244,7 @@ static void print_step(printer* p, const elm_model* model, const elm_step* step)
     case ELM_STEP_HEAD:
       print(p, "head       quant(norm(x)) -> logits: ");
       print_matrix(p, &step->matrix);
-      print(p, ", barrier");
+      print(p, "%s, barrier", transformed);
       break;
   }
   print(p, "\n");

@@ -1,3 +1,4 @@
+#include "kernels/hadamard.inl"
 #include "kernels/quantise.inl"
 
 /* Where group g's sum lies: the order 0 2 1 3 4 6 5 7 is its own inverse. */
@@ -16,6 +17,13 @@ void ELM_NAME(const elm_quant_args* args) {
       const size_t present = args->n > first ? args->n - first : 0;
       memset(padded, 0, sizeof padded);
       memcpy(padded, x, present * sizeof(float));
+      x = padded;
+    }
+    if (args->has_hadamard) {
+      if (x != padded) {
+        memcpy(padded, x, count * sizeof(float));
+      }
+      hadamard_halved(padded, count);
       x = padded;
     }
     const float d = quantise(x, count, q + first);

@@ -1,0 +1,2 @@
+#define ELM_NAME elm_hadamard_f32__avx512vnni
+#include "kernels/hadamard_f32/hadamard_f32.inl"
