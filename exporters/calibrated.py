@@ -28,12 +28,7 @@ from edgellm.exporters.equalize import (
 )
 from edgellm.exporters.error_feedback import Feedback, fit, quantize_matrix
 from edgellm.exporters.float_pass import KINDS, run_float_model
-from edgellm.exporters.moments import (
-    lacking_outputs,
-    mean_product,
-    second_moments,
-    token_scales,
-)
+from edgellm.exporters.moments import fitting_moments
 from edgellm.exporters.plan import FileTensor, read_whole
 from edgellm.exporters.sensitivity import (
     Candidate,
@@ -45,10 +40,15 @@ from edgellm.exporters.sensitivity import (
 from edgellm.exporters.source import ModelSource
 from edgellm.exporters.workspace import Workspace
 from edgellm.format.layout import dequantize
-from edgellm.format.spec import GROUP_COLS, tensor_bytes
-from edgellm.models import ModelDescription, fuse, fused_parts, unfuse
-from edgellm.models._hadamard import mean_squares, transform, transform_weights
-from edgellm.models._reference import ReferenceCache, ReferenceModel, round_q8
+from edgellm.format.spec import tensor_bytes
+from edgellm.models import fuse, fused_parts, unfuse
+from edgellm.models._hadamard import (
+    mean_squares,
+    transform,
+    transform_layer,
+    transform_weights,
+)
+from edgellm.models._reference import ReferenceCache, ReferenceModel
 from edgellm.types import Float32Array, TensorFormat
 
 __all__ = ["Calibrator"]
@@ -69,7 +69,7 @@ class Calibrator:
         calibration: Token ids.
         workspace: Where finished work lies.
         alphas: How far inputs are equalised.
-        has_hadamard: Whether inputs go through Hadamard transforms.
+        has_hadamard: Whether inputs go through Hadamard transforms; their widths allow it.
         feedback: Steps beside the weighted fit.
         sensitivity_tokens: Of the first window, to measure on what each matrix costs in 4 bits.
         pool: Threads to use; the results do not depend on their number.
@@ -77,7 +77,7 @@ class Calibrator:
 
     Attributes:
         description: The model of the file: its embedding has a scale if it is equalised as a head,
-            and inputs are transformed where their widths allow it.
+            and the inputs of its matrices are transformed if they are to be.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Calibrator:
         self.description = replace(
             self._plain,
             has_embed_scale=is_scaled,
-            has_hadamard=has_hadamard and _has_whole_groups(self._plain),
+            has_hadamard=has_hadamard,
         )
         self._head = "embed" if self._plain.is_tied else "head"
         self._tensors = {tensor.name: tensor for tensor in tensors}
@@ -189,7 +189,7 @@ class Calibrator:
         del embedding, model, get, kept
         for number in range(self.description.num_layers):
             section = f"layers.{number}"
-            layer = self._transformed(self._equalised(section))
+            layer = self._for_file(section)
             kept = self._workspace.load(section) or {}
             streams, made = self._pass_layer(number, layer, formats, streams, kept)
             if not kept:
@@ -232,7 +232,8 @@ class Calibrator:
             name = f"layers.{number}.{kind}"
             if not kept:
                 weights = self._fused(name, now)
-                made[name] = self._settled(name, formats[name], weights, inputs, added_to)
+                found = fitting_moments(weights, *inputs, added_to, self._pool)
+                made[name] = self._matrix(name, formats[name], weights, *found)
             get = self._parts_of(name, formats[name], kept[name] if kept else made[name])
             for part in self._parts[name]:
                 now[part] = get(part)
@@ -254,40 +255,6 @@ class Calibrator:
         inputs = both(lambda m, x: m.ffn_hidden(x, number), inputs)
         settle("down", inputs, None if this.has_post_norms else streams)
         return both(lambda m, x, h: x + m.ffn_output(h, number), streams, inputs), made
-
-    def _settled(
-        self,
-        name: str,
-        tensor_format: TensorFormat,
-        weights: Float32Array,
-        inputs: _Pair,
-        added_to: _Pair | None,
-    ) -> _U8Array:
-        """Stored bytes of a matrix of a layer.
-
-        Args:
-            name: Its name.
-            tensor_format: Its format.
-            weights: What it is in the float model.
-            inputs: What it multiplies.
-            added_to: The streams that its outputs are added to, if they are as they come.
-        """
-        each = self._pool.map
-        rounded = list(each(round_q8, inputs[0]))
-        scales = [token_scales(x) for x in rounded]
-        missing = None
-        if inputs[1]:
-            lack = np.subtract if added_to is None else partial(lacking_outputs, weights)
-            lacking = list(each(lack, inputs[1], rounded, *(added_to or ())))
-            for x, scale in zip(lacking, scales, strict=True):
-                x *= scale**2
-            missing = mean_product(lacking, rounded, self._pool)
-            missing = weights @ missing if added_to is None else missing
-        for x, scale in zip(rounded, scales, strict=True):
-            x *= scale
-        moments = second_moments(rounded, self._pool)
-        del rounded
-        return self._matrix(name, tensor_format, weights, moments, missing)
 
     def _quantise_globals(self, formats: Mapping[str, TensorFormat]) -> dict[str, npt.NDArray[Any]]:
         """Embedding and head, the final norm and what undoes the embedding's factors."""
@@ -369,6 +336,11 @@ class Calibrator:
             quantised=partial(quantised, self._head) if is_head_free else None,
         )
 
+    def _for_file(self, section: str) -> _Layer:
+        """Canonical tensors of a layer, equalised, for inputs as the file has them."""
+        layer = self._equalised(section)
+        return transform_layer(layer) if self.description.has_hadamard else layer
+
     def _equalised(self, section: str) -> _Layer:
         """Canonical tensors of a layer, equalised, by name."""
         prefix = f"{section}."
@@ -382,14 +354,6 @@ class Calibrator:
     def _is_transformed(self, name: str) -> bool:
         """Whether a matrix's inputs are."""
         return self.description.has_hadamard and (name != "embed" or self._head == "embed")
-
-    def _transformed(self, layer: _Layer) -> _Layer:
-        """A layer whose matrices suit transformed inputs, if they are."""
-        is_matrix = self.description.has_hadamard
-        return {
-            name: transform_weights(value) if is_matrix and value.ndim == 2 else value
-            for name, value in layer.items()
-        }
 
     def _equalised_head(self) -> tuple[Float32Array, Float32Array, Float32Array]:
         """Head, final norm, and what the head's columns were multiplied by."""
@@ -430,9 +394,3 @@ class Calibrator:
 
     def _whole(self, name: str) -> Float32Array:
         return read_whole(self._source, self._sources[name])
-
-
-def _has_whole_groups(this: ModelDescription) -> bool:
-    """Whether all matrices have columns that can be transformed."""
-    widths = (this.hidden_size, this.ffn_size, this.num_heads * this.head_dim)
-    return all(width % GROUP_COLS == 0 for width in widths)

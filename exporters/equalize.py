@@ -33,7 +33,7 @@ class Alphas:
     head: float = 0.0
 
 
-ALPHAS: Final = Alphas(qkv=0.5, o=0.3, gate_up=0.5, down=0.5, head=0.3)  # without transforms
+ALPHAS: Final = Alphas(qkv=0.5, o=0.3, gate_up=0.5, down=0.5, head=0.3)
 
 
 def equalizing_factors(

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Final
 
 import numpy as np
 
+from edgellm.models._reference import round_q8
 from edgellm.types import Float32Array
 
 __all__ = [
+    "fitting_moments",
     "lacking_outputs",
     "mean_product",
     "moved_weights",
@@ -39,6 +42,42 @@ def token_scales(inputs: Float32Array) -> Float32Array:
     limit = _OUTLIER * float(np.median(energy))
     scales = np.sqrt(np.minimum(1.0, limit / np.maximum(energy, 1e-30)))
     return np.asarray(scales, np.float32)
+
+
+def fitting_moments(
+    weights: Float32Array,
+    inputs: Sequence[Float32Array],
+    exact_inputs: Sequence[Float32Array],
+    added_to: tuple[Sequence[Float32Array], Sequence[Float32Array]] | None,
+    pool: Executor,
+) -> tuple[Float32Array, Float32Array | None]:
+    """What a matrix of a layer is fitted by, over the tokens of windows.
+
+    Args:
+        weights: (rows, cols) what it is in the float model.
+        inputs: (n, cols) of each window in the quantised model, before they are rounded.
+        exact_inputs: (n, cols) of each window in the float model; none: outputs are not compared.
+        added_to: The streams that its outputs are added to, in the quantised model and in the float
+            model, if they are added as they come.
+        pool: Threads to use; the result does not depend on their number.
+
+    Returns:
+        Second moments of the rounded inputs, (cols, cols), and the mean product with them of what
+        the outputs lack, (rows, cols), if they are compared.
+    """
+    rounded = list(pool.map(round_q8, inputs))
+    scales = [token_scales(x) for x in rounded]
+    missing = None
+    if exact_inputs:
+        lack = np.subtract if added_to is None else partial(lacking_outputs, weights)
+        lacking = list(pool.map(lack, exact_inputs, rounded, *(added_to or ())))
+        for x, scale in zip(lacking, scales, strict=True):
+            x *= scale**2
+        missing = mean_product(lacking, rounded, pool)
+        missing = weights @ missing if added_to is None else missing
+    for x, scale in zip(rounded, scales, strict=True):
+        x *= scale
+    return second_moments(rounded, pool), missing
 
 
 def second_moments(inputs: Sequence[Float32Array], pool: Executor) -> Float32Array:

@@ -35,6 +35,7 @@ from edgellm.exporters.workers import workers
 from edgellm.exporters.workspace import Workspace
 from edgellm.format.spec import tensor_bytes
 from edgellm.models import ModelDescription
+from edgellm.models._hadamard import can_transform
 from edgellm.text import Tokenizer
 from edgellm.types import Float32Array, Int32Array, TensorFormat
 
@@ -64,8 +65,8 @@ class Quality:
     Attributes:
         windows: Most calibration windows, of 512 tokens.
         feedback: Steps beside the weighted fit.
-        alphas: How far inputs are equalised.
-        has_hadamard: Whether inputs go through Hadamard transforms.
+        alphas: How far inputs are equalised that do not go through Hadamard transforms.
+        has_hadamard: Whether they do, where the model's widths allow it.
         sensitivity_tokens: To measure on what each matrix costs in 4 bits, at most a window.
     """
 
@@ -142,7 +143,7 @@ def calibrate(
     Raises:
         EdgeLLMError: One of its kinds; says what is wrong.
     """
-    steps = QUALITIES[quality]
+    steps = _suited(QUALITIES[quality], source.description)
     content = read_text(text)
     text_hash = hashlib.sha256(content.encode()).hexdigest()
     task = [repr(steps), bits, is_head_free, text is None, text_hash]
@@ -184,6 +185,13 @@ def calibrate(
             card={"quality": quality, "calibration": used},
         )
         workspace.remove()
+
+
+def _suited(steps: Quality, description: ModelDescription) -> Quality:
+    """What is done of a quality: inputs that are transformed are not equalised."""
+    if steps.has_hadamard and can_transform(description):
+        return replace(steps, alphas=Alphas())
+    return replace(steps, has_hadamard=False)
 
 
 def _counter(progress: Progress | None, total: int) -> Callable[[], None]:

@@ -10,14 +10,23 @@ Source: Ashkboos et al., QuaRot, arXiv:2404.00456.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 
-from edgellm.format.spec import SUPERBLOCK_COLS
+from edgellm.format.spec import GROUP_COLS, SUPERBLOCK_COLS
+from edgellm.models._spec import ModelDescription
 from edgellm.types import Float32Array
 
 _ROWS: Final = 4096  # transformed at a time
+
+
+def can_transform(description: ModelDescription) -> bool:
+    """Whether all matrices of a model have columns that fall into blocks."""
+    attended = description.num_heads * description.head_dim
+    widths = (description.hidden_size, description.ffn_size, attended)
+    return all(width % GROUP_COLS == 0 for width in widths)
 
 
 def blocks(cols: int) -> list[tuple[int, int, int]]:
@@ -53,6 +62,11 @@ def transform_weights(weights: Float32Array, out: Float32Array | None = None) ->
         (rows, cols) float32.
     """
     return _apply(weights, out, of_weights=True)
+
+
+def transform_layer(layer: Mapping[str, Float32Array]) -> dict[str, Float32Array]:
+    """A layer's canonical tensors with all its matrices as by `transform_weights`."""
+    return {k: transform_weights(v) if v.ndim == 2 else v for k, v in layer.items()}
 
 
 def mean_squares(squares: Float32Array) -> Float32Array:

@@ -71,9 +71,12 @@ def _variants() -> Iterator[Variant]:
         ("coordinate descent, refit of D", ALPHAS, Feedback(is_asymmetric=False)),
         ("asymmetric target", ALPHAS, Feedback()),
     ):
-        steps = replace(BALANCED, alphas=alphas, feedback=feedback)
+        steps = replace(BALANCED, has_hadamard=False, alphas=alphas, feedback=feedback)
         yield Variant(name=name, base=previous, steps=steps)
         previous = name
+    name = "inputs transformed, not equalised"
+    yield Variant(name=name, base=previous, steps=BALANCED)
+    previous = name
     for bits in (5.4, DEFAULT_BITS, 6.0):
         name = f"{bits} bits, where they save most"
         yield Variant(name=name, base=previous, steps=BALANCED, bits=bits)
@@ -81,7 +84,7 @@ def _variants() -> Iterator[Variant]:
         steps = replace(BALANCED, feedback=Feedback(damping=damping))
         yield Variant(name=f"damping {damping}", base=previous, steps=steps)
     for alpha in (0.5, 0.7):
-        steps = replace(BALANCED, alphas=replace(ALPHAS, head=alpha))
+        steps = replace(BALANCED, has_hadamard=False, alphas=replace(ALPHAS, head=alpha))
         yield Variant(name=f"alpha of the head {alpha}", base=previous, steps=steps)
     yield Variant(name="our text alone", base=previous, steps=BALANCED, text=OWN_TEXT)
     yield Variant(name="as thorough as best", base=previous, steps=QUALITIES["best"])
