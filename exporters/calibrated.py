@@ -258,10 +258,9 @@ class Calibrator:
 
     def _quantise_globals(self, formats: Mapping[str, TensorFormat]) -> dict[str, npt.NDArray[Any]]:
         """Embedding and head, the final norm and what undoes the embedding's factors."""
-        weights, norm, factor = self._equalised_head()
+        weights, norm, factor = self._head_for_file()
         moments = self._float["moments"] / np.outer(factor, factor)
         if self.description.has_hadamard:
-            transform_weights(weights, weights)
             moments = transform(transform(moments).T)
         made: dict[str, npt.NDArray[Any]] = {"final_norm": norm[None]}
         made[self._head] = self._matrix(self._head, formats[self._head], weights, moments)
@@ -355,10 +354,13 @@ class Calibrator:
         """Whether a matrix's inputs are."""
         return self.description.has_hadamard and (name != "embed" or self._head == "embed")
 
-    def _equalised_head(self) -> tuple[Float32Array, Float32Array, Float32Array]:
-        """Head, final norm, and what the head's columns were multiplied by."""
+    def _head_for_file(self) -> tuple[Float32Array, Float32Array, Float32Array]:
+        """Head, as `_for_file`, final norm, and what the head's columns were multiplied by."""
         factor = self._head_factor()
-        return self._whole(self._head) * factor, self._whole("final_norm") / factor, factor
+        head = self._whole(self._head) * factor
+        if self.description.has_hadamard:
+            transform_weights(head, head)
+        return head, self._whole("final_norm") / factor, factor
 
     def _head_factor(self) -> Float32Array:
         squares = self._float["moments"].diagonal()

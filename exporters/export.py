@@ -61,7 +61,7 @@ __all__ = [
 DEFAULT_HEAD: Final[HeadFormat] = "q8"
 DEFAULT_BITS: Final = 5.0  # a weight, of a calibrated export with --head auto
 RECIPE: Final = "e4 fitted without calibration"
-CALIBRATED_RECIPE: Final = "equalised, e4 with error feedback on calibration text"
+CALIBRATED_RECIPE: Final = "e4 with error feedback on calibration text"
 
 _HEAD_NAMES: Final = {TensorFormat.E4: "e4", TensorFormat.E5: "e5", TensorFormat.E8: "q8"}
 
@@ -312,7 +312,9 @@ def _write(
         meta |= choose_kv(meta["model"], measure_int8(whole, plan.tokenizer, threads))
         if calibrated is not None:
             measured = measure_card(model, calibrated, whole, threads)
-            card = calibrated.card | {"recipe": CALIBRATED_RECIPE, "measured": measured}
+            inputs = "transformed" if calibrated.description.has_hadamard else "equalised"
+            recipe = f"inputs {inputs}, {CALIBRATED_RECIPE}"
+            card = calibrated.card | {"recipe": recipe, "measured": measured}
             meta["quantization"] |= card
         writer.add_section(SectionType.META, canonical_json(meta), replace=True)
         vectors["greedy"] = greedy_vectors(

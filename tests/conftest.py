@@ -80,7 +80,9 @@ def tiny_edge_of(
     tiny_hf: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
     """The exported .edge file of the tiny model of an architecture; "mixed" is Llama's with its
-    matrices in E5, E4 and E8 by turns, the first of them the embedding and head."""
+    matrices in E5, E4 and E8 by turns, the first of them the embedding and head; "transformed" is
+    Gemma's with inputs that go through Hadamard transforms in blocks of 256 and 32 (another
+    function, the weights being those for plain inputs)."""
     from edgellm.exporters.export import ExportOptions, export_model
 
     @functools.cache
@@ -89,6 +91,13 @@ def tiny_edge_of(
         if architecture == "mixed":
             formats = (TensorFormat.E5, TensorFormat.E4, TensorFormat.E8)
             write_requantized(make("llama"), output, formats)
+            return output
+        if architecture == "transformed":
+            folder = tmp_path_factory.mktemp("hf") / architecture
+            write_tiny_model(folder, "gemma3", hidden_size=288, intermediate_size=352)
+            export_model(folder, output.with_name("plain.edge"), ExportOptions(quality="fast"))
+            formats, flag = (TensorFormat.E4, TensorFormat.E8), {"has_hadamard": True}
+            write_requantized(output.with_name("plain.edge"), output, formats, model=flag)
             return output
         export_model(tiny_hf(architecture), output, ExportOptions())
         return output

@@ -37,7 +37,6 @@ from edgellm.exporters.workspace import Workspace
 from edgellm.format import EdgeFile
 from edgellm.format.layout import dequantize, integers, unpack_grouped
 from edgellm.models import canonical_shapes
-from edgellm.models._hadamard import transform_weights
 from edgellm.models._reference import ReferenceModel
 from edgellm.types import Float32Array, TensorFormat
 
@@ -187,11 +186,13 @@ def test_moments_without_information_are_damped_until_they_factorise(pool: Execu
     assert np.abs(dequantize(data, TensorFormat.E4, 16, 64) - weights).max() < 0.1
 
 
+@pytest.mark.parametrize("has_hadamard", [False, True])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_equalised_model_is_the_same_function(
-    architecture: str, tmp_path: Path, pool: Executor
+def test_the_equalised_and_transformed_model_is_the_same_function(
+    architecture: str, has_hadamard: bool, tmp_path: Path, pool: Executor
 ) -> None:
-    plan = plan_export(write_tiny_model(tmp_path / "model", architecture), ExportOptions())
+    source = write_tiny_model(tmp_path / "model", architecture, intermediate_size=352)
+    plan = plan_export(source, ExportOptions())
     ids = np.random.default_rng(1).integers(0, 300, (4, 32)).astype(np.int32)
     calibration = Calibration(windows=ids[1:], held_out=ids[:1], sha256=digest(ids), origin="test")
     calibrator = Calibrator(
@@ -200,19 +201,18 @@ def test_the_equalised_model_is_the_same_function(
         calibration,
         Workspace(tmp_path / "out.edge", {}),
         alphas=Alphas(qkv=0.7, o=0.6, gate_up=0.8, down=0.5, head=0.9),
+        has_hadamard=has_hadamard,
         feedback=Feedback(),
         pool=pool,
         advance=lambda: None,
     )
     hidden = calibrator.collect()
-    head, norm, factor = calibrator._equalised_head()
+    head, norm, factor = calibrator._head_for_file()
     tensors = {"embed": calibrator._whole("embed"), calibrator._head: head, "final_norm": norm}
     if calibrator.description.has_embed_scale:
         tensors["embed_scale"] = 1 / factor
     for number in range(plan.source.description.num_layers):
         tensors |= calibrator._for_file(f"layers.{number}")
-    if calibrator.description.has_hadamard:
-        tensors[calibrator._head] = transform_weights(tensors[calibrator._head])
     assert set(tensors) == set(canonical_shapes(calibrator.description))
     plain = ReferenceModel(plan.source.description, calibrator._whole)
     found = ReferenceModel(calibrator.description, tensors.__getitem__).forward(ids[0])
@@ -332,9 +332,10 @@ def test_the_model_writes_no_more_than_is_given(
 
 
 @pytest.mark.usefixtures("is_quick")
+@pytest.mark.parametrize("ffn", [72, 96])  # 32 divides 96: inputs are transformed
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
-def test_a_calibrated_export(architecture: str, tmp_path: Path, text: Path) -> None:
-    source = write_tiny_model(tmp_path / "model", architecture, **SMALL)
+def test_a_calibrated_export(architecture: str, ffn: int, tmp_path: Path, text: Path) -> None:
+    source = write_tiny_model(tmp_path / "model", architecture, intermediate_size=ffn)
     made = []
     for threads in (1, 2):
         output = tmp_path / f"{threads}.edge"
@@ -347,6 +348,7 @@ def test_a_calibrated_export(architecture: str, tmp_path: Path, text: Path) -> N
     assert not list(tmp_path.glob(".*.partial"))
     with EdgeFile.open(output) as file:
         card = file.meta["quantization"]
+        assert file.meta["model"].get("has_hadamard", False) == (ffn == 96)
         formats = {name: entry.format for name, entry in file.tensors.items()}
         weights = sum(entry.rows * entry.cols for entry in file.tensors.values())
         size = sum(entry.size for entry in file.tensors.values())

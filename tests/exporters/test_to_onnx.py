@@ -53,7 +53,7 @@ def edge(
 
     @functools.cache
     def make(name: str) -> Path:
-        if name in (*ARCHITECTURES, "mixed"):
+        if name in (*ARCHITECTURES, "mixed", "transformed"):
             return tiny_edge_of(name)
         folder = tmp_path_factory.mktemp("edge")
         changes = MISTRAL if name == "mistral" else {}
@@ -83,7 +83,7 @@ def initializers(folder: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 @pytest.mark.parametrize("weights", ["int4", "float"])
-@pytest.mark.parametrize("name", [*ARCHITECTURES, "mistral", "llama e4", "mixed"])
+@pytest.mark.parametrize("name", [*ARCHITECTURES, "mistral", "llama e4", "mixed", "transformed"])
 def test_onnx_runtime_computes_the_logits_of_the_reference(
     name: str,
     weights: Weights,

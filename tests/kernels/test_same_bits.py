@@ -16,7 +16,7 @@ from tiny_models import ARCHITECTURES, write_tiny_edge
 
 from edgellm._native import kernels
 
-MODELS = (*ARCHITECTURES, "mixed")
+MODELS = (*ARCHITECTURES, "mixed", "transformed")
 IDS = ",".join(str(3 + 7 * i % 300) for i in range(70))
 STEPS = "5"
 EMULATOR = ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu", "-cpu")

@@ -52,7 +52,7 @@ def test_the_bits_are_those_of_this_machine_and_a_missing_instruction_set_is_one
     cpu: str, tiny_edge_of: Callable[[str], Path], native_tool: Callable[[str], Path]
 ) -> None:
     digest, ids = native_tool("logits_digest"), ",".join(map(str, PROMPT))
-    for path in map(tiny_edge_of, ("llama", "gemma3", "mixed")):
+    for path in map(tiny_edge_of, ("llama", "gemma3", "mixed", "transformed")):
         arguments = (path, ids, "", 1, 16, 3)  # with the best instruction set there is
         here = subprocess.run([digest, *map(str, arguments)], capture_output=True, text=True)
         assert here.returncode == 0, here.stderr

@@ -30,7 +30,7 @@ def mean_kl(expected: Float32Array, got: Float32Array) -> float:
     return float(np.mean(np.sum(np.exp(p) * (p - q), axis=1)))
 
 
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "mixed"])
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, "mixed", "transformed"])
 def test_logits_are_those_of_the_reference(
     architecture: str, tiny_edge_of: Callable[[str], Path], report: Callable[[str], None]
 ) -> None:

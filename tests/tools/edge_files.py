@@ -135,9 +135,10 @@ def write_requantized(
     output: Path,
     formats: Sequence[TensorFormat],
     card: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
 ) -> None:
-    """Writes a model anew with its matrices in `formats`, which take turns, and another `card` as
-    META's "quantization"."""
+    """Writes a model anew with its matrices in `formats`, which take turns, another `card` as
+    META's "quantization" and changes to its "model"."""
     turns = itertools.cycle(formats)
     content: dict[str, np.ndarray] = {}
     with EdgeFile.open(source) as file, EdgeWriter(output) as writer:
@@ -153,8 +154,10 @@ def write_requantized(
             writer.add_tensor(tensor.name, kind, tensor.rows, tensor.cols, section=tag)
         for section in file.sections:
             kept = SectionType(section.type)
-            if kept == SectionType.META and card is not None:
-                writer.add_section(kept, canonical_json(file.meta | {"quantization": card}))
+            if kept == SectionType.META:
+                meta = file.meta | ({} if card is None else {"quantization": card})
+                meta["model"] = meta["model"] | (model or {})
+                writer.add_section(kept, canonical_json(meta))
             elif kept not in (SectionType.TENSOR_INDEX, SectionType.WEIGHTS):
                 writer.add_section(kept, file.section_bytes(kept, section.tag), section.tag)
         writer.allocate()
