@@ -204,6 +204,8 @@ def test_texts_that_are_not_utf8_or_json_are_format_errors(edge: Path) -> None:
         ({"model__layers": [{"rope": 1, "window": 0}] * 2}, r"model.layers\[0\].rope is 1"),
         ({"model__layers": [{"rope": 0, "window": -1}] * 2}, r"model.layers\[0\].window is -1"),
         ({"model__layers": [1, 2]}, r"model.layers\[0\] is int"),
+        ({"model__has_hadamard": 1}, "model.has_hadamard is int"),
+        ({"model__has_hadamard": True, "model__ffn_size": 40}, "columns that 32 does not divide"),
         ({"tokenizer__bos_id": 38}, "tokenizer.bos_id is 38"),
         ({"tokenizer__bos_id": None}, "tokenizer.add_bos is set"),
         ({"tokenizer__eos_ids": 2}, "tokenizer.eos_ids is int"),
