@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from edgellm.errors import UnsupportedModelError
 from edgellm.exporters.onnx_attention import (
     attend,
     on_attention,
@@ -23,6 +24,7 @@ from edgellm.exporters.onnx_constants import broken
 from edgellm.exporters.onnx_types import OnnxNode
 from edgellm.exporters.onnx_walk import Kind, Site, Value, Walk
 from edgellm.exporters.onnx_weights import Blocked, Dense, Scaled, Weight
+from edgellm.exporters.to_onnx_graph import HADAMARD_NAME
 
 MICROSOFT: Final = "com.microsoft"
 # These move numbers.
@@ -205,6 +207,11 @@ def _activation(walk: Walk, node: OnnxNode, value: Value, name: str) -> Value:
 def _on_matmul(walk: Walk, node: OnnxNode, values: list[Value]) -> Value:
     if len(values) == 2:
         return attend(walk, node, values)
+    if node.inputs[1].startswith(HADAMARD_NAME):
+        raise UnsupportedModelError(
+            f"{walk.file.path}: written by edgellm from a calibrated model, it transforms what its"
+            " matrices multiply, which is not read back: export the model's source instead"
+        )
     matrix = walk.constants.input(node, 1)
     if matrix is None or len(matrix.shape) != 2 or node.inputs[0] not in walk.values:
         raise walk.unknown(node, "whose matrix is not an initialiser,")

@@ -16,7 +16,9 @@ from edgellm.exporters.to_onnx_weights import Matrix, OnnxWeights
 from edgellm.models import Layer, ModelDescription
 from edgellm.models._hadamard import blocks, matrix_of
 
-__all__ = ["build_model"]
+__all__ = ["HADAMARD_NAME", "build_model"]
+
+HADAMARD_NAME: Final = "/constants/float32/hadamard_"  # and the number of a block's columns
 
 # IR 9 and opset 18 are what every ONNX Runtime since 1.16 and most converters read.
 _IR_VERSION: Final = 9
@@ -333,8 +335,7 @@ class _Forward:
             if width < cols:
                 ends = graph.ints(first), graph.ints(first + width), graph.ints(1)
                 part = node(at, "Slice", x, *ends)
-            name = f"/constants/float32/hadamard_{block}"
-            matrix = graph.weights.constant(name, matrix_of(block))
+            matrix = graph.weights.constant(f"{HADAMARD_NAME}{block}", matrix_of(block))
             part = node(at, "Reshape", part, graph.ints(-1, width // block, block))
             part = node(at, "MatMul", part, matrix)
             done.append(node(at, "Reshape", part, graph.ints(-1, width)))

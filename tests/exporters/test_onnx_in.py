@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from tiny_models import ARCHITECTURES, CHAT_TEMPLATE, write_tiny_model
 
 from edgellm.cli import cli
-from edgellm.errors import EdgeLLMError, FormatError, ModelNotFoundError
+from edgellm.errors import EdgeLLMError, FormatError, ModelNotFoundError, UnsupportedModelError
 from edgellm.exporters.export import ExportOptions, export_model
 from edgellm.exporters.forward import open_forward
 from edgellm.exporters.hf import load_hf
@@ -116,6 +116,14 @@ def blocks_of(path: Path) -> dict[str, Float32Array]:
     with EdgeFile.open(path) as file:
         get = unfuse(description, read)
         return {part: get(part) for parts in fused_parts(description).values() for part in parts}
+
+
+def test_our_own_graph_of_transformed_inputs_is_refused(
+    tiny_edge_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = export_onnx(tiny_edge_of("transformed"), tmp_path / "onnx").output
+    with pytest.raises(UnsupportedModelError, match="export the model's source instead"):
+        open_source(folder)
 
 
 @pytest.mark.parametrize("weights", ["float", "int4"])
